@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from platform import python_version
 from typing import Annotated
@@ -36,7 +37,7 @@ def init(
     if source:
         migration = migrate(source, targets.kinds())
         text = migration.text(str(source))
-        print("\n".join(table([("LINE", "SETTING", "BECAME"), *migration.rows()])))
+        _print_rows([("LINE", "SETTING", "BECAME"), *migration.rows()])
     else:
         try:
             gpus = context.executor.perform(local.find_gpus())
@@ -53,6 +54,22 @@ def init(
             return
     hint = "to run the job in it, use ddpctl launch; to see only what would run, use ddpctl launch --dry-run"
     context.emit(f"wrote {path}: {hint}")
+
+
+def _print_rows(rows: list[tuple[str, ...]]) -> None:
+    """Print a table. On a terminal, a long cell goes on in the next line of its column."""
+    if not sys.stdout.isatty():
+        print("\n".join(table(rows)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for _ in rows[0]:
+        lines.add_column(overflow="fold")
+    for row in rows:
+        lines.add_row(*row)
+    Console(markup=False, highlight=False, emoji=False).print(lines)
 
 
 def schema() -> None:

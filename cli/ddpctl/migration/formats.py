@@ -10,17 +10,7 @@ from ddpctl.job.config import read_bytes, read_documents
 from ddpctl.job.schema import Kinds
 from ddpctl.job.values import Text, read_json
 from ddpctl.migration import sbatch
-from ddpctl.migration.settings import (
-    COMPUTED,
-    Migration,
-    Table,
-    key,
-    meaning_of,
-    ours,
-    skipped,
-    unknown,
-    without,
-)  # fmt: skip
+from ddpctl.migration.settings import COMPUTED, Migration, Table, key, meaning_of, ours, skipped, unknown, without
 
 Path_ = tuple[Any, ...]  # the keys and numbers above a value
 MAX_BYTES = 100_000
@@ -43,6 +33,8 @@ MANIFEST: Table = {
     "spec.elasticPolicy.rdzv*": RENDEZVOUS,
     "spec.elasticPolicy.m*Replicas": without("nodes: MIN:MAX starts with fewer nodes, and none joins later"),
     "spec.elasticPolicy.metrics.*": without("ddpctl does not scale a run by its load"),
+    "spec.*.Master.replicas": key("job.nodes", "with the Workers, and master", lambda value: {
+        "job.nodes": value, "target.master": True}),
     "spec.*.replicas": key("job.nodes", "Master and Workers together"), "spec.trainer.numNodes": key("job.nodes"),
     "spec.*.restartPolicy": key("target.restart"), "spec.runtimePatches, spec.podTemplateOverrides": PATCH,
     "spec.runtimeRef.*": unknown("the settings of the runtime in the cluster"),
@@ -93,25 +85,26 @@ def migrate(path: Path, kinds: Kinds) -> Migration:
     text = (data := read_bytes(path)).decode("utf-8-sig", "replace")
     if len(data) > MAX_BYTES or re.search("[\0\ufffd]", text):
         raise UsageError(f"{path}: expected {FORMATS}, as a text of at most {MAX_BYTES} bytes")
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
+    entries = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
     if re.match(r"#!.*sh\b", text) or (re.search("^#SBATCH", text, re.MULTILINE) and not text.startswith("#!")):
         migration = Migration(target="slurm", kinds=kinds)
         sbatch.Reader(migration).script(text)
-    elif lines and all(re.fullmatch(r"\s*\S+\s+slots=\d+.*", line) for line in lines):
+    elif entries and all(len(words) > 1 and re.match(r"slots=\d", words[1]) for _, words in entries):
         migration = Migration(target="ssh", kinds=kinds)
-        _read_hostfile(text, migration)
+        _read_hostfile(
+            [(number, words[0], int(re.findall(r"\d+", words[1])[0])) for number, words in entries], migration
+        )
     else:
         migration = _read_yaml(path, data, kinds)
     return migration
 
 
-def _read_hostfile(text: str, migration: Migration) -> None:
-    lines = [(n, line.split()) for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*[^\s#]", line)]
-    hosts = [(number, fields[0], int(re.sub(r"\D.*", "", fields[1][6:]))) for number, fields in lines]
+def _read_hostfile(hosts: list[tuple[int, str, int]], migration: Migration) -> None:
     entries = [{"address": host, "gpus": slots} for _, host, slots in hosts]
-    for number, host, slots in sorted(hosts, key=lambda host: host[2]):  # all nodes have the smallest number of ranks
-        migration.add(number, host, "target.hosts", entries)
-        migration.add(number, f"slots={slots}", "job.gpus", str(slots))
+    for line, host, slots in sorted(hosts, key=lambda host: host[2]):  # all nodes have the smallest number of ranks
+        migration.add(line, host, "target.hosts", entries)
+        migration.add(line, f"slots={slots}", "job.gpus", str(slots))
     migration.add(hosts[0][0], f"{len(hosts)} hosts", "job.nodes", str(len(hosts)))
     migration.add(hosts[0][0], "the Python of the hosts", "target.runtime", "none")
 
@@ -121,10 +114,9 @@ def _read_yaml(path: Path, data: bytes, kinds: Kinds) -> Migration:
         documents = [document for document in read_documents(data) if isinstance(document[0], dict)]
     except ValueError as error:
         raise UsageError(f"{path}: expected {FORMATS}: as YAML, {error}") from None
-    document = next((document for document in documents if _table(document[0])), None)
-    if not document:
+    value, places, errors = next((document for document in documents if _table(document[0])), ({}, {}, []))
+    if not (table := _table(value)):
         raise UsageError(f"{path}: expected {FORMATS}")
-    (value, places, errors), table = document, _table(document[0])
     migration = Migration(target="kubernetes" if table is MANIFEST else "local", kinds=kinds)
     try:
         if table is MANIFEST:
@@ -139,8 +131,7 @@ def _read_yaml(path: Path, data: bytes, kinds: Kinds) -> Migration:
         migration.note(line, text, skipped("it is ambiguous in YAML"))
     for other, its_places, _ in documents:
         if other is not value:
-            note = without("ddpctl makes the objects of a run")
-            migration.note(its_places[()][0], f"kind={other.get('kind')}", note)
+            migration.note(its_places[()][0], f"kind={other.get('kind')}", without("ddpctl makes a run's objects"))
     return migration
 
 
@@ -157,14 +148,14 @@ class _Manifest:
 
     def __init__(self, value: Any, migration: Migration, places: Mapping[Path_, tuple[int, int]]) -> None:
         self.migration, self.places = migration, places
+        self.pod: dict[Any, Any] = {}  # what stays as it is, with numbers for the entries of lists
         replicas = value["spec"].get("pytorchReplicaSpecs", {})
-        self.nodes = sum(int(part["replicas"]) for part in replicas.values() if str(part.get("replicas")).isdecimal())
+        counts = [int(part["replicas"]) for part in replicas.values() if str(part.get("replicas")).isdecimal()]
+        migration.numbers = {"job.nodes": str(sum(counts))} if counts else {}
         templates = {name: part["template"] for name, part in replicas.items() if "template" in part}
         for name in list(templates)[1:]:
             path = ("spec", "pytorchReplicaSpecs", name, "template")
-            migration.note(
-                places[path][0], ".".join(path), without("all nodes have the template of the first replicas")
-            )
+            migration.note(places[path][0], ".".join(path), without("all nodes have the first template"))
             del replicas[name]["template"]
         containers = [template["spec"]["containers"][0] for template in templates.values()]
         self.main = [*containers, value["spec"].get("trainer", {})][0]
@@ -172,6 +163,8 @@ class _Manifest:
         # The number of ranks and the command need the number of GPUs.
         for path, part in sorted(_leaves(value, MANIFEST), key=lambda leaf: "limits" not in leaf[0]):
             self._set(path, part)
+        if self.pod:
+            migration.values["target.pod"] = _lists(self.pod)
 
     def _set(self, path: Path_, value: Any) -> None:
         """Record a setting."""
@@ -193,24 +186,29 @@ class _Manifest:
         elif meaning.text == "target.labels":
             migration.add(line, f"{name}={text}", "target.labels", {path[-1]: text})
         else:
-            total = str(self.nodes) if path[-1] == "replicas" and text.isdecimal() else text
-            migration.translate(MANIFEST, line, name, total, f"{name}={text}" if text else name)
-            if path[-2:] == ("Master", "replicas"):
-                migration.add(line, f"{name}={text}", "target.master", True)
+            migration.translate(MANIFEST, line, name, text)
 
     def _keep(self, path: Path_, value: Any) -> None:
         """Record a part of the template or of the ranks' container that stays as it is, in the patch of the pod."""
-        name, patch = _name(path), read_json(value)
-        depth = 2 if path[1] == "trainer" else 7 if name.startswith("container.") else 4
-        for part in reversed(path[depth:]):
-            patch = [patch] if isinstance(part, int) else {str(part).replace("resourcesPerNode", "resources"): patch}
-        if name.startswith("container."):
-            patch = {"spec": {"containers": [{"name": "main", **patch}]}}
+        name, meaning, place = _name(path), key("target.pod"), self.pod
         text = str(value["name"]) if isinstance(value, dict) and "name" in value else name
         if COMPUTED.search(str(value)):
-            self.migration.note(self.places[path][0], text, unknown("target.pod"))
+            meaning = unknown(meaning.text)
         else:
-            self.migration.add(self.places[path][0], text, "target.pod", patch)
+            parts = ("spec", "containers", 0, *path[2:]) if path[1] == "trainer" else path[4:]
+            for part in parts[:-1]:
+                place = place.setdefault(str(part).replace("PerNode", "") if isinstance(part, str) else part, {})
+            place[parts[-1]] = read_json(value)
+            if name.startswith("container."):
+                self.pod["spec"]["containers"][0]["name"] = "main"
+        self.migration.note(self.places[path][0], text, meaning)
+
+
+def _lists(value: Any) -> Any:
+    """Return a value whose tables with numbers as keys have become lists."""
+    if not isinstance(value, dict):
+        return value
+    return [*map(_lists, value.values())] if 0 in value or 1 in value else {k: _lists(v) for k, v in value.items()}
 
 
 def _name(path: Path_) -> str:

@@ -20,10 +20,6 @@ PROJECT = (".", "$PWD", "${PWD}", "$(pwd)", "$SLURM_SUBMIT_DIR", "${SLURM_SUBMIT
 GPU = re.compile(r"^([A-Za-z][\w.-]*|):?([^(]*)(\(S:.*\))?$")  # its type and number
 
 
-def _item(value: str) -> tuple[str]:
-    return (value,)
-
-
 def _gpus(value: str) -> dict[str, Any]:
     gpu_type, count = GPU.sub(r"\1", value), GPU.sub(r"\2", value)
     return {"job.gpus": count or "1", **({"target.gpu_type": gpu_type} if gpu_type else {})}
@@ -58,18 +54,19 @@ PYXIS: Table = {
 SBATCH: Table = {
     "job-name": key("job.name", "in lower case, with - in place of other characters", lambda value: re.sub(
         "[^a-z0-9]+", "-", value.lower()).strip("-")[:40].rstrip("-")),
-    **OF_NODE, "ntasks*": ours("ddprun is the only task of a node, and starts its ranks"), "mem-per-*": skipped("write memory, of each node"),
+    **OF_NODE, "ntasks*": ours("ddprun is the only task of a node, and starts its ranks"),
+    "mem-per-*": skipped("write memory, of each node"),
     "time": key("job.time_limit", "", lambda value: f"{value}m" if value.isdecimal()
                 else re.sub(r"^(\d+:\d+)$", r"00:\1", value)),
-    **{name: key(f"target.{name}") for name in (
-        "partition", "account", "qos", "reservation", "constraint", "array")},
+    **{name: key(f"target.{name}") for name in ("partition", "account", "qos", "reservation", "constraint", "array")},
     "exclusive": key("target.exclusive", convert=lambda value: value or True), "chdir": key("target.workdir"),
     "no-requeue": key("target.requeues", "0", lambda _: "0"), "requeue": ours("requeues is 20"),
     "output, error, open-mode": ours("each run has its own folder: ddpctl logs"), "export": EXPORT,
     "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
-    "signal": key("job.stop_signal", "and grace, the seconds", _stop_signal), "image, module": without("shifter is no runtime of ddpctl"),
+    "signal": key("job.stop_signal", "and grace, the seconds", _stop_signal),
+    "image, module": without("shifter is no runtime of ddpctl"),
     "dependency": without("after takes the name of a run, not the number of a job"), **PYXIS,
-    "*": key("target.extra", "", _item),
+    "*": key("target.extra", convert=lambda value: (value,)),
 }  # fmt: skip
 SHORT = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "p": "partition",
@@ -83,7 +80,7 @@ SRUN: Table = {
     "no-container-mount-home": ours("the container does not mount the home folder"),
     "no-container-entrypoint": ours("the container starts without its entrypoint"),
     "container-env": ours("variables of the job replace those of the image"),
-    "*container-*": key("target.runtime_args", "", _item), "export": EXPORT, **OF_NODE,
+    "*container-*": key("target.runtime_args", convert=lambda value: (value,)), "export": EXPORT, **OF_NODE,
     "*": ours("ddpctl starts one srun with the job's numbers"),
 }  # fmt: skip
 APPTAINER: Table = {
@@ -92,12 +89,12 @@ APPTAINER: Table = {
     "bind": key("job.mounts"),
     "env": EXPORT, "pwd": key("target.workdir", "on the nodes; its path in the container is /workspace"),
     "nv": ours("ranks have the GPUs of their node"), "cleanenv, no-home": ours("it is always used"),
-    "*": key("target.runtime_args", "", _item),
+    "quiet, silent, debug, verbose": without("apptainer prints its usual lines"),
+    "*": key("target.runtime_args", convert=lambda value: (value,)),
 }  # fmt: skip
 SHORT_APPTAINER = {
     "B": "bind", "e": "cleanenv", "c": "contain", "C": "containall", "H": "home", "W": "workdir", "S": "scratch",
     "w": "writable", "f": "fakeroot", "i": "ipc", "p": "pid", "u": "userns", "q": "quiet", "s": "silent",
-    "d": "debug", "v": "verbose",
 }  # fmt: skip
 FLAGS = re.compile(  # options that have no value, or one after =
     "no-.*|exclusive|requeue|hold|overcommit|contiguous|spread-job|use-min-nodes|quiet|verbose|oversubscribe|label"
@@ -117,7 +114,7 @@ SHELL: Table = {
     "set": ours("the batch script has its own options"),
     "echo, printf, date, hostname, nvidia-smi, rocm-smi, pwd, ls, env, which, tee, whoami, lscpu, free, df": PRINTS,
     "wait, exit, true, sleep": ours("all nodes agree on one exit code"),
-    "mkdir, cp, rsync, tar, unzip, touch, chmod": key("job.node_setup", "on each node", _item),
+    "mkdir, cp, rsync, tar, unzip, touch, chmod": key("job.node_setup", "on each node", lambda value: (value,)),
     "*": skipped("run it before the launch, or in the script"),
 }  # fmt: skip
 ALIASES = {"ml": "module", ".": "source", "mamba": "conda", "micromamba": "conda"}
@@ -126,7 +123,7 @@ PYTHON = re.compile(r"python[0-9.]*")
 CONTAINERS = ("apptainer", "singularity")
 LAUNCHER_NAMES = "|".join(re.escape(" ".join(start)) for start in LAUNCHERS)
 RANKS: Mapping[str, int] = {  # how likely a command starts the training, by what it is: the first that matches
-    r"(echo|printf|pip|which|export|declare)\b": 0,
+    r"(echo|printf|pip|which)\b": 0,
     rf"(.*[\s/])?({LAUNCHER_NAMES})\s": 4,
     r"(\S*/)?srun\b.*(\bpython[0-9.]*|\.py)\s": 3,
     r"(\S*/)?((apptainer|singularity|(ba)?sh -\w*c)\b.*(\bpython[0-9.]*|\.py)|python[0-9.]*\s+\S+)\s": 2,
@@ -176,13 +173,15 @@ class Reader:
         launches = self.launches = []
         for statement in statements(script):
             statement = statement._replace(line=line or statement.line)
-            argv = [part for word in statement.words if "=(\0" not in word for part in self.variables.expand(word)]
+            argv = [part for word in statement.words for part in self.variables.expand(word)]
             texts = [part for word in argv for part in self.variables.expand(word)]  # once more, for bash -c '$COMMAND'
             command = re.sub(r"^(\w+=\S* )+", "", " ".join((*texts, "")))
             rank = next((RANKS[pattern] for pattern in RANKS if re.match(pattern, command, re.DOTALL)), 0)
-            if rank and statement.after != "|":
+            if self._assignments(statement) or not argv:
+                pass
+            elif rank and statement.after != "|":
                 launches.append((rank - 4 * statement.inside, statement, argv))
-            elif not self._assignments(statement) and argv:
+            else:
                 self._tool(statement, argv)
             for name in self.variables.defaults:
                 meaning = unknown("its default is taken", note="your environment may have another value")
@@ -211,10 +210,9 @@ class Reader:
         cpus = numbers.get("cpus-per-task", 0)
         cpus_of_node = cpus * self.tasks or numbers.get("cpus-per-gpu", 0) * self.gpus
         self.migration.numbers = {"job.gpus": str(self.gpus), "job.cpus": str(cpus_of_node)}
-        known = {"NNODES": numbers.get("nodes"), "JOB_NUM_NODES": numbers.get("nodes"), "CPUS_PER_TASK": cpus,
-                 "NTASKS_PER_NODE": numbers.get("ntasks-per-node"), "NTASKS": numbers.get("ntasks"),
-                 "GPUS_ON_NODE": self.gpus}  # fmt: skip
-        self.variables.known |= {f"SLURM_{name}": str(value) for name, value in known.items() if value}
+        known = {**given, "nnodes": str(nodes), "job-num-nodes": str(nodes), "gpus-on-node": str(self.gpus)}
+        known = {f"SLURM_{name.replace('-', '_').upper()}": value for name, value in known.items()}
+        self.variables.known |= {name: value for name, value in known.items() if re.fullmatch("[1-9][0-9]*", value)}
 
     def _set(self, table: Table, line: int, name: str, value: str) -> None:
         """Record an option of sbatch, srun or apptainer."""

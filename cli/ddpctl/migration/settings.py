@@ -68,7 +68,7 @@ class Migration:
         if isinstance(value, tuple) and name != "job.command":
             value = tuple(dict.fromkeys((*(before or ()), *value)))
         elif isinstance(value, dict):
-            value = merge(before or {}, value)
+            value = {**(before or {}), **value}
         if name != "job.command" and COMPUTED.search(str(value)):
             meaning = unknown(name)
         elif name == "job.ranks" and value == gpus:
@@ -167,17 +167,3 @@ def meaning_of(table: Table, name: str) -> Meaning:
         if re.fullmatch(re.escape(names).replace(r"\*", ".*").replace(r",\ ", "|"), name):
             return meaning
     return without("ddpctl has no such setting")
-
-
-def merge(before: Any, value: Any) -> Any:
-    """Return both values as one: tables are merged, and entries of lists if they have the same name and mount path."""
-    if isinstance(before, dict) and isinstance(value, dict):
-        return {**before, **{name: merge(before.get(name), part) for name, part in value.items()}}
-    if not (isinstance(before, list) and isinstance(value, list)):
-        return value
-    merged: dict[Any, Any] = {}
-    for number, part in enumerate((*before, *value)):
-        is_named = isinstance(part, dict) and "name" in part
-        identity = (part["name"], part.get("mountPath")) if is_named else number
-        merged[identity] = merge(merged.get(identity), part)
-    return list(merged.values())

@@ -115,7 +115,18 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
       "target.runtime_args": ("--container-name=a",), "job.env": {"A": "1"}, "job.gpus": "1",
       "job.command": ("t.py",)}),
     ("srun apptainer exec --nv -B /data /images/net.sif python t.py",
-     {"job.gpus": "1", "job.command": ("t.py",)}),
+     {"target.runtime": "apptainer", "target.sif": "/images/net.sif", "job.mounts": ("/data:/data",), "job.gpus": "1",
+      "job.command": ("t.py",)}),
+    ("apptainer -q exec --nv --bind /lus/net:/net,~/a:/a,$PWD:/p --env A=1,B=2 -C --pwd /net docker://a/net:1 "
+     "python t.py",
+     {"target.runtime": "apptainer", "job.mounts": ("/lus/net:/net",), "job.env": {"A": "1", "B": "2"},
+      "target.runtime_args": ("--containall",), "job.image": "a/net:1", "target.workdir": "/lus/net", "job.gpus": "1",
+      "job.command": ("t.py",)}),
+    ("apptainer exec --pwd /p -B $PWD:/p $SIF /opt/bin/python t.py",
+     {"target.runtime": "apptainer", "job.gpus": "1", "job.command": ("t.py",)}),
+    ("srun singularity exec $OPTIONS --pwd /net /a.sif bash -c 'torchrun --nproc_per_node 2 t.py'",
+     {"target.runtime": "apptainer", "target.workdir": "/net", "target.sif": "/a.sif", "job.gpus": "2",
+      "job.command": ("t.py",)}),
     ("D=/data\nmkdir -p $D/a\ncp *.tar /tmp\ncp $X /tmp\n[ -d b ] || mkdir b\ncp $D/*.gz /tmp\npython t.py\nmkdir c",
      {"job.node_setup": ("mkdir -p /data/a", "cp *.tar /tmp"), "job.gpus": "1", "job.command": ("t.py",)}),
     ("python prepare.py\nsrun torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
@@ -126,7 +137,8 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
      {"job.gpus": "1", "job.command": ("t.py", "$1")}),
     ('export CMD="torchrun --nproc-per-node 2 t.py"\nsrun bash -c "$CMD"',
      {"job.env": {"CMD": "torchrun --nproc-per-node 2 t.py"}, "job.gpus": "2", "job.command": ("t.py",)}),
-    ("singularity run a.sif torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
+    ("singularity run a.sif torchrun --nproc-per-node 2 t.py",
+     {"target.runtime": "apptainer", "job.gpus": "2", "job.command": ("t.py",)}),
     ("python -c 'import torch'", {}),
 ]  # fmt: skip
 
@@ -134,6 +146,13 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("script", "values"), COMMANDS, ids=[script for script, _ in COMMANDS])
 def test_a_command_becomes_keys(script: str, values: dict[str, Any], tmp_path: Path) -> None:
     assert migrated(tmp_path, f"#!/bin/bash\n{script}\n").values == values
+
+
+def test_options_of_apptainer_without_a_key_are_named(tmp_path: Path) -> None:
+    options = "--nv --bind ~/a:/a --pwd . -c $MORE library://a/b"
+    of = statuses(migrated(tmp_path, f"#!/bin/bash\napptainer exec {options} python t.py\n"))
+    assert (of["--nv"], of["--pwd=."], of["--contain"]) == ("ddpctl does it", "ddpctl does it", "target.runtime_args")
+    assert (of["--bind=~/a:/a"], of["$MORE"], of["library://a/b"]) == ("unknown", "unknown", "no counterpart")
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
