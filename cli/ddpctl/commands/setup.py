@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from platform import python_version
 from typing import Annotated
@@ -11,7 +13,7 @@ import typer
 
 from ddpctl.commands.arguments import open_context
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
-from ddpctl.text import table
+from ddpctl.text import cut, table
 from ddpwire.version import __version__
 
 FROM = "Translate this file: an sbatch script, PyTorchJob, TrainJob, hostfile, accelerate or docker-compose file."
@@ -37,7 +39,11 @@ def init(
     if source:
         migration = migrate(source, targets.kinds())
         text = migration.text(str(source))
-        _print_rows([("LINE", "SETTING", "BECAME"), *migration.rows()])
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+        rows = [("LINE", "SETTING", "BECAME"), *migration.rows()]
+        lines = table([(line, cut(setting, columns // 2, plain=True), became) for line, setting, became in rows])
+        for line in lines:
+            print(textwrap.fill(line, columns, subsequent_indent=" " * lines[0].index("BECAME")))
     else:
         try:
             gpus = context.executor.perform(local.find_gpus())
@@ -54,22 +60,6 @@ def init(
             return
     hint = "to run the job in it, use ddpctl launch; to see only what would run, use ddpctl launch --dry-run"
     context.emit(f"wrote {path}: {hint}")
-
-
-def _print_rows(rows: list[tuple[str, ...]]) -> None:
-    """Print a table. On a terminal, a long cell goes on in the next line of its column."""
-    if not sys.stdout.isatty():
-        print("\n".join(table(rows)))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    for _ in rows[0]:
-        lines.add_column(overflow="fold")
-    for row in rows:
-        lines.add_row(*row)
-    Console(markup=False, highlight=False, emoji=False).print(lines)
 
 
 def schema() -> None:

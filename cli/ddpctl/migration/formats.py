@@ -62,10 +62,8 @@ ACCELERATE: Table = {
     "*": without("accelerate passes it to the script: set it in the script's Accelerator()"),
 }  # fmt: skip
 COMPOSE: Table = {
-    "services.*.image": skipped("write it as image"),
-    "services.*.command*, services.*.entrypoint*": skipped("write it as command"),
-    "services.*.volumes*": skipped("write it as mounts"),
-    "services.*.environment*, services.*.env_file*": skipped("write it as env or secrets"),
+    "services.*.image, services.*.command*, services.*.entrypoint*": skipped("write it as image or command"),
+    "services.*.volumes*, services.*.environment*, services.*.env_file*": skipped("write it as mounts, env or secrets"),
     "services.*.shm_size, services.*.mem_limit, services.*.limits.memory, services.*.cpus, services.*.count":
         skipped("write it as shm, memory, cpus or gpus"),
     "services.*.devices*, services.*.runtime": ours("a container has the GPUs of its node"),

@@ -38,34 +38,32 @@ def _stop_signal(value: str) -> dict[str, str]:
     return {"job.stop_signal": re.sub("^([BR]+:)?(SIG)?", "", signal), **({"job.grace": seconds} if seconds else {})}
 
 
-OF_NODE: Table = {  # options of sbatch and of srun
+BOTH: Table = {  # options of sbatch and of srun
+    "container-image": key("job.image", "with runtime pyxis", lambda value: value.removeprefix(
+        "docker://").replace("#", "/")),
+    "container-mounts": key("job.mounts"), "export": EXPORT,
     "nodes": key("job.nodes", convert=lambda value: value.replace("-", ":")),
     "gpus-per-node": key("job.gpus", "", _gpus), "gpus, gpus-per-task": key("job.gpus", "of each node", _gpus),
     "gres": key("job.gpus", "requested by gres", _gres),
     "cpus-per-task, cpus-per-gpu": key("job.cpus", "of each node"),
     "mem": key("job.memory", "", lambda value: {"target.extra": ("--mem=0",)} if value == "0" else
-               f"{value}M" if value.isdecimal() else value),
-}  # fmt: skip
-PYXIS: Table = {
-    "container-image": key("job.image", "with runtime pyxis", lambda value: value.removeprefix(
-        "docker://").replace("#", "/")),
-    "container-mounts": key("job.mounts"),
+               f"{value}M" if value.isdecimal() else value.removesuffix("B")),
 }  # fmt: skip
 SBATCH: Table = {
     "job-name": key("job.name", "in lower case, with - in place of other characters", lambda value: re.sub(
         "[^a-z0-9]+", "-", value.lower()).strip("-")[:40].rstrip("-")),
-    **OF_NODE, "ntasks*": ours("ddprun is the only task of a node, and starts its ranks"),
+    **BOTH, "ntasks*": ours("ddprun is the only task of a node, and starts its ranks"),
     "mem-per-*": skipped("write memory, of each node"),
     "time": key("job.time_limit", "", lambda value: f"{value}m" if value.isdecimal()
                 else re.sub(r"^(\d+:\d+)$", r"00:\1", value)),
     **{name: key(f"target.{name}") for name in ("partition", "account", "qos", "reservation", "constraint", "array")},
     "exclusive": key("target.exclusive", convert=lambda value: value or True), "chdir": key("target.workdir"),
     "no-requeue": key("target.requeues", "0", lambda _: "0"), "requeue": ours("requeues is 20"),
-    "output, error, open-mode": ours("each run has its own folder: ddpctl logs"), "export": EXPORT,
+    "output, error, open-mode": ours("each run has its own folder: ddpctl logs"),
     "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
     "signal": key("job.stop_signal", "and grace, the seconds", _stop_signal),
     "image, module": without("shifter is no runtime of ddpctl"),
-    "dependency": without("after takes the name of a run, not the number of a job"), **PYXIS,
+    "dependency": without("after takes the name of a run, not the number of a job"),
     "*": key("target.extra", convert=lambda value: (value,)),
 }  # fmt: skip
 SHORT = {
@@ -76,11 +74,11 @@ SHORT = {
     "W": "wait", "Q": "quiet", "v": "verbose", "i": "input", "E": "preserve-env",
 }  # fmt: skip
 SRUN: Table = {
-    **PYXIS, "container-workdir": WORKSPACE,
+    **BOTH, "container-workdir": WORKSPACE,
     "no-container-mount-home": ours("the container does not mount the home folder"),
     "no-container-entrypoint": ours("the container starts without its entrypoint"),
     "container-env": ours("variables of the job replace those of the image"),
-    "*container-*": key("target.runtime_args", convert=lambda value: (value,)), "export": EXPORT, **OF_NODE,
+    "*container-*": key("target.runtime_args", convert=lambda value: (value,)),
     "*": ours("ddpctl starts one srun with the job's numbers"),
 }  # fmt: skip
 APPTAINER: Table = {
@@ -120,7 +118,6 @@ SHELL: Table = {
 ALIASES = {"ml": "module", ".": "source", "mamba": "conda", "micromamba": "conda"}
 MAYBE = skipped("it may run or not")
 PYTHON = re.compile(r"python[0-9.]*")
-CONTAINERS = ("apptainer", "singularity")
 LAUNCHER_NAMES = "|".join(re.escape(" ".join(start)) for start in LAUNCHERS)
 RANKS: Mapping[str, int] = {  # how likely a command starts the training, by what it is: the first that matches
     r"(echo|printf|pip|which)\b": 0,
@@ -205,7 +202,7 @@ class Reader:
         self.nodes = nodes = numbers.get("nodes", 1) or 1
         self.tasks = numbers.get("ntasks-per-node") or ceil(numbers.get("ntasks", 1) / nodes) or 1
         for name, share in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", self.tasks), ("gpus", 1 / nodes)):
-            count = meaning_of(OF_NODE, name).convert(given.get(name, "0")).get("job.gpus", "0")
+            count = meaning_of(BOTH, name).convert(given.get(name, "0")).get("job.gpus", "0")
             self.gpus = ceil(int(count) * share) if count.isdecimal() and count != "0" else self.gpus
         cpus = numbers.get("cpus-per-task", 0)
         cpus_of_node = cpus * self.tasks or numbers.get("cpus-per-gpu", 0) * self.gpus
@@ -310,7 +307,7 @@ class Reader:
             else:
                 starts = (n for n in range(1, len(argv)) if _is_program(argv[n:]) or _script(argv[n:]))
                 wrapper, argv = argv[: (start := next(starts, len(argv)))], argv[start:]
-                if name in CONTAINERS:
+                if name in ("apptainer", "singularity"):
                     migration.add(line, name, "target.runtime", "apptainer")
                     _, *wrapper = self._options(APPTAINER, SHORT_APPTAINER, line, wrapper[1:])  # without the verb
                     for image in self._options(APPTAINER, SHORT_APPTAINER, line, wrapper):
@@ -370,8 +367,7 @@ def _option(name: str, value: str) -> str:
 
 def _first_line(statement: Statement) -> str:
     """Return the beginning of a command, without the secret after ``login``."""
-    argv = [word for word in statement.text.split("\n")[0].split() if word != "\\"]
-    return " ".join(argv[: 1 + next((n for n, word in enumerate(argv) if "login" in word), len(argv))])
+    return re.sub(r"(login\S*)\s.*", r"\1", statement.text.split("\n")[0]).rstrip(" \\")
 
 
 def _script(argv: Sequence[str]) -> str:
@@ -384,9 +380,7 @@ def _script(argv: Sequence[str]) -> str:
 
 def _is_program(argv: Sequence[str]) -> bool:
     """Say whether a command begins with srun, a launcher or Python, not with a wrapper such as a container."""
-    names = (PurePath(argv[0]).name, *argv[1:])
-    is_known = names[0] == "srun" or PYTHON.fullmatch(names[0])
-    return bool(is_known) or any(names[: len(start)] == start for start in LAUNCHERS)
+    return re.match(rf"(\S*/)?(srun|python[0-9.]*|{LAUNCHER_NAMES})\s", " ".join((*argv, ""))) is not None
 
 
 def _pairs(argv: Sequence[str], short: Mapping[str, str]) -> tuple[list[tuple[str, str]], list[str]]:
