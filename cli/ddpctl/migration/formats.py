@@ -123,7 +123,7 @@ def _read_yaml(path: Path, data: bytes, kinds: Kinds) -> Migration:
             for place, part in _leaves(value, table):
                 shown = str(part) if table is ACCELERATE and isinstance(part, Text) else ""  # compose's may be secret
                 migration.translate(table, places[place][0], _name(place), shown)
-    except (AttributeError, TypeError, KeyError, ValueError):
+    except (AttributeError, TypeError, LookupError, ValueError):
         raise UsageError(f"{path}: expected {FORMATS}, but a part of it has another form") from None
     for line, text in errors:
         migration.note(line, text, skipped("it is ambiguous in YAML"))

@@ -309,8 +309,8 @@ class Reader:
                 wrapper, argv = argv[: (start := next(starts, len(argv)))], argv[start:]
                 if name in ("apptainer", "singularity"):
                     migration.add(line, name, "target.runtime", "apptainer")
-                    _, *wrapper = self._options(APPTAINER, SHORT_APPTAINER, line, wrapper[1:])  # without the verb
-                    for image in self._options(APPTAINER, SHORT_APPTAINER, line, wrapper):
+                    rest = self._options(APPTAINER, SHORT_APPTAINER, line, wrapper[1:])[1:]  # without the verb
+                    for image in self._options(APPTAINER, SHORT_APPTAINER, line, rest):
                         self._set(APPTAINER, line, "IMAGE", image)
                 else:
                     migration.note(line, " ".join(wrapper), skipped("no wrapper that ddpctl knows"))

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     rf"|(?P<redirect>\d*(?:&>>?|>>|>&|<&|<<<|<<-?|>\||[<>])[ \t]*(?:{_WORD})?)"
     rf"|(?P<operator>&&|\|\||;;|[;&|()\n])|(?P<word>{re.sub('[?]P<[a-z]+>', '?:', _ARRAY.pattern)}|{_WORD}|[\s\S])"
 )
-_DOCUMENT = re.compile(r"^([^#\n]*(?<!<)<<-?[ \t]*(['\"]?)(\w+)\2.*\n)((?:.*\n)*?\t*\3)$", re.MULTILINE)
+_DOCUMENT = re.compile(r"^([^#\n]*(?<!<)<<-?[ \t]*(['\"]?)(\w+)\2.*\n)((?:.*\n){0,1000}?\t*\3)$", re.MULTILINE)
 _PARTS = re.compile(rf"(?P<piece>{_PIECE})|\$(?P<name>\w+)|(?P<rest>[\s\S])")
 _VARIABLE = re.compile(r"\$\{(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
 _FIELD = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")

@@ -127,6 +127,7 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("srun singularity exec $OPTIONS --pwd /net /a.sif bash -c 'torchrun --nproc_per_node 2 t.py'",
      {"target.runtime": "apptainer", "target.workdir": "/net", "target.sif": "/a.sif", "job.gpus": "2",
       "job.command": ("t.py",)}),
+    ("apptainer python t.py", {"target.runtime": "apptainer", "job.gpus": "1", "job.command": ("t.py",)}),
     ("D=/data\nmkdir -p $D/a\ncp *.tar /tmp\ncp $X /tmp\n[ -d b ] || mkdir b\ncp $D/*.gz /tmp\npython t.py\nmkdir c",
      {"job.node_setup": ("mkdir -p /data/a", "cp *.tar /tmp"), "job.gpus": "1", "job.command": ("t.py",)}),
     ("python prepare.py\nsrun torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
@@ -305,6 +306,7 @@ BAD: list[tuple[str, bytes]] = [
     ("a tag", b"kind: !!python/object PyTorchJob\n"), ("half", b"kind: PyTorchJob\nspec: {a: [b"),
     ("another form", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: 7}}}\n"),
     ("services", b"services: 7\n"),
+    ("no container", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}\n"),
 ]  # fmt: skip
 
 
