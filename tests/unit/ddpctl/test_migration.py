@@ -306,7 +306,7 @@ BAD: list[tuple[str, bytes]] = [
     ("a tag", b"kind: !!python/object PyTorchJob\n"), ("half", b"kind: PyTorchJob\nspec: {a: [b"),
     ("another form", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: 7}}}\n"),
     ("services", b"services: 7\n"),
-    ("no container", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: []}}}}}\n"),
+    ("no container", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Master: {template: {spec: {containers: []}}}}}"),
 ]  # fmt: skip
 
 
