@@ -4,8 +4,9 @@ Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): o
 counters. The possible values of a label are known in advance, or a process sets the value once.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 # A rank has at most 80 series. A few buckets suffice to see a stall; _sum and _count give the exact mean.
@@ -19,7 +20,7 @@ RESTART_REASONS = ("killed", "oom", "hang", "node_lost", "error", "stopped", "re
 RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_step")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """One metric. ``labels`` maps each label to its possible values.
 
@@ -28,6 +29,7 @@ class Metric:
 
     name: str
     help: str
+    _: KW_ONLY
     set_by: Literal["ddprun", "ddptrain"]
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
@@ -41,17 +43,9 @@ class Metric:
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 
-def _of_node(name: str, help_text: str, **rest: Any) -> Metric:
-    return Metric(name=name, help=help_text, set_by="ddprun", **rest)
-
-
-def _of_rank(name: str, help_text: str, **rest: Any) -> Metric:
-    return Metric(name=name, help=help_text, set_by="ddptrain", **rest)
-
-
-def _of_rank_0(name: str, help_text: str, **rest: Any) -> Metric:
-    return _of_rank(name, help_text, by_rank_0=True, **rest)
-
+_of_node = partial(Metric, set_by="ddprun")
+_of_rank = partial(Metric, set_by="ddptrain")
+_of_rank_0 = partial(_of_rank, by_rank_0=True)
 
 # ---- The metrics of a rank. ddptrain sets all of them, and a script with ddpwire.script sets some. ddprun adds the
 # label ``rank``.

@@ -17,7 +17,6 @@ from ddprun.output.timed_log import MAX_LINE_BYTES, strip_torch_prefix
 from ddpwire.merged_output import last_state
 
 PROGRESS_S = 1.0  # between two states of a progress bar
-HELD_POLL_S = 0.5  # how often held lines are checked
 HOLD_S = 8.0  # a rank may exit 2 s after its traceback, the decision may take 2 s more, and machines are busy
 MAX_HELD_LINES = 2000  # a rank that prints more than this is not crashing
 CRASH_START = re.compile(
@@ -31,15 +30,13 @@ class View:
     """A view that shows nothing. It is the base class of the other views."""
 
     num_suppressed = 0  # lines that were not shown because they result from another rank's failure
+    needs_tick = False  # whether ``tick`` must be called although no new data arrives
 
     def accept(self, data: bytes, now: float) -> None:
         """Process data that the rank has written. Empty data means that the stream has ended."""
 
     def tick(self, now: float) -> None:
         """Show the lines that have been held long enough at the time ``now``."""
-
-    def due(self, now: float) -> float | None:
-        """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
 
     def suppress(self) -> None:
         """Show nothing from now on, because all further output is a consequence of another rank's failure."""
@@ -111,12 +108,10 @@ class LineView(View):
         if self._has_state and now >= self._shown_at + PROGRESS_S:
             self._put(last_state(self._rest), b"", now)
 
-    def due(self, now: float) -> float | None:
-        """Return the seconds until held lines are checked or a progress bar is updated, or None if neither exists."""
-        waits = [] if self._held_until is None else [HELD_POLL_S]
-        if self._has_state:
-            waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
-        return min(waits, default=None)
+    @property
+    def needs_tick(self) -> bool:  # type: ignore[override]
+        """Whether there are held lines, or a new state of a progress bar."""
+        return self._held_until is not None or self._has_state
 
     def suppress(self) -> None:
         """Drop the held lines, and show no lines from now on."""
