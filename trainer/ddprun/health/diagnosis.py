@@ -268,7 +268,7 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return a rank's profile (rank_profiler.py) and gzipped trace.
+    """Return a rank's profile (rank_server.py) and gzipped trace.
 
     If this fails, return the reason under the key ``unknown``.
     """

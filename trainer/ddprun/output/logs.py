@@ -73,7 +73,7 @@ class RankLogs:
             self._new.put(stream)
         os.write(self._wake_write, b"+")
         stderr = ends[1] if len(ends) == 2 else os.dup(ends[0])
-        # In the background, the kernel would let the rank read what is typed for the shell: the rank has its own session.
+        # In the background, the kernel would let the rank read what is typed for the shell, from its own session.
         reads_stdin = self._config.reads_stdin(rank) and _in_foreground()
         return os.dup(0) if reads_stdin else os.open(os.devnull, os.O_RDONLY), ends[0], stderr
 

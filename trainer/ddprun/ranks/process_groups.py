@@ -81,18 +81,14 @@ class RankPlace:
         Raises RuntimeError if another rank of this node has claimed the place.
         """
         parts = urlsplit(url) if isinstance(url, str) else None
-        if parts and parts.scheme == "file" and self.attempt > 1:
-            return self._new_file(parts)
+        if parts and parts.scheme == "file" and self.attempt > 1:  # the file is full of the keys of the attempt before
+            path = f"{parts.path}.{os.environ.get(names.RUN_ID)}.attempt-{self.attempt}"
+            if self.rank == "0":
+                print(f"ddprun: an earlier attempt has left {parts.path}: the ranks meet in {path}", file=sys.stderr)
+            return urlunsplit(parts._replace(path=path))
         if parts and parts.scheme in ("env", "tcp"):
             self._claim_place(parts, rank, world_size)
         return url
-
-    def _new_file(self, parts: SplitResult) -> str:
-        """Return the URL of a file for this attempt. The file of the attempt before is full of that attempt's keys."""
-        path = f"{parts.path}.{os.environ.get(names.RUN_ID)}.attempt-{self.attempt}"
-        if self.rank == "0":
-            print(f"ddprun: an earlier attempt has left {parts.path}: the ranks meet in {path}", file=sys.stderr)
-        return urlunsplit(parts._replace(path=path))
 
     def _claim_place(self, parts: SplitResult, rank: object, world_size: object) -> None:
         environ = os.environ
