@@ -89,11 +89,8 @@ class NodeExit(Node):
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
-        if config.retries_network:  # in Kubernetes, only the log and the pod's status remain
-            for line in log_record.pack(path, seconds):
-                self.console.log(line)
-            with contextlib.suppress(OSError):  # outside of a container, there is no such file
-                TERMINATION_LOG.write_text(termination_message(outcome))
+        if config.retries_network:
+            self._tell_kubernetes(outcome, seconds)
         if outcome.code:
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
@@ -108,6 +105,13 @@ class NodeExit(Node):
         self.console.drain(DRAIN_S)
         os._exit(pod_exit_code(outcome) if config.retries_network else outcome.code)
 
+    def _tell_kubernetes(self, outcome: Outcome, seconds: float) -> None:
+        """Write the record of the node into its log, and the outcome into the pod's status: nothing else remains."""
+        for line in log_record.pack(self.folder.path, seconds):
+            self.console.log(line)
+        with contextlib.suppress(OSError):  # outside of a container, there is no such file
+            TERMINATION_LOG.write_text(termination_message(outcome))
+
 
 def main() -> NoReturn:
     """Run one node and exit with the outcome's code."""
@@ -116,13 +120,8 @@ def main() -> NoReturn:
     node_rank = environ.get(names.NODE_RANK) or environ.get("SLURM_NODEID")
     config: NodeConfig | None = None
     try:
-
-        def count(kind: str) -> int:
-            return machine.count_gpus() if kind == "gpu" else usable_cores()
-
-        config = node_config.read_config(args, environ, count, now=time.time(), on_terminal=os.isatty(0))
-        if config.node_rank != node_config.UNNUMBERED:
-            node_rank = str(config.node_rank)
+        config = node_config.read_config(args, environ, count_ranks, now=time.time(), on_terminal=os.isatty(0))
+        node_rank = str(config.node_rank)  # not a number yet if the node has none: then it has no folder
         node_config.check_program(config, alone=True)
         config = joining.settle_number(config, log_early, partial(preload_torch, config, log_early))
         node = config.node_rank
@@ -149,7 +148,8 @@ def main() -> NoReturn:
 
     commands = NodeCommands(config, environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
-    try:
+
+    def run() -> Outcome:
         resources = allocate_resources(config, environ)
         route: preflight.Route | None = None
         try:
@@ -174,11 +174,12 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            outcome = bring_up(end, route, resources, workers, signals, report, downtime, commands)
-    except NodeError as error:
-        outcome = error.outcome
+            return bring_up(end, route, resources, workers, signals, report, downtime, commands)
+
+    try:
+        outcome = run()
     except Exception as error:
-        outcome = crash_outcome(error, folder)
+        outcome = outcome_of_error(error, folder)
     commands.tear_down(outcome.code)
     if outcome.code:
         report.failed(outcome.message)
@@ -268,8 +269,15 @@ def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
             fork_server.preload_torch(allocate_resources(config, os.environ).threads)
 
 
-def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
-    """Return the outcome of an unexpected error, and write its traceback to a file."""
+def count_ranks(kind: str) -> int:
+    """Return the number of GPUs if ``kind`` is 'gpu', or of usable cores if it is 'cpu'."""
+    return machine.count_gpus() if kind == "gpu" else usable_cores()
+
+
+def outcome_of_error(error: BaseException, folder: NodeDir) -> Outcome:
+    """Return the outcome of an error. If it is unexpected, write its traceback to a file."""
+    if isinstance(error, NodeError):
+        return error.outcome
     crash = folder.path / CRASH_LOG
     with contextlib.suppress(OSError):
         crash.write_text("".join(traceback.format_exception(error)))
@@ -287,7 +295,7 @@ def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
     if name in HARMLESS_THREADS:
         end.console.log(f"the thread {name} of ddprun ended: {args.exc_type.__name__}: {error}; the training continues")
         return
-    end(error.outcome if isinstance(error, NodeError) else crash_outcome(error, end.folder))
+    end(outcome_of_error(error, end.folder))
 
 
 def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool, by_hand: bool = False) -> str:

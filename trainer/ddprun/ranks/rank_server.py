@@ -120,7 +120,7 @@ def short_path(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-# ---- Recording what a rank does for some seconds: torch's profile of all threads, and samples of the main thread's stack.
+# ---- Recording what a rank does: torch's profile of all threads, and samples of the main thread's stack.
 #
 # torch has one profiler per process, and a second one crashes the process with SIGSEGV. So nothing is recorded while
 # the script's own profiler is ready to start or running. A recording ends early when the script starts a profiler,
