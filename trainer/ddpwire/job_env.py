@@ -20,7 +20,7 @@ def unpack(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` with the variables that were packed into it. Raises ValueError."""
     rest = dict(environ)
     try:
-        env = json.loads(rest.pop(names.JOB_ENV, "{}"))
+        env: dict[str, str] = json.loads(rest.pop(names.JOB_ENV, "{}"))
         for name, value in env.items():
             text = os.fsencode(f"{name}{value}")  # raises UnicodeEncodeError, which is a ValueError
             if not name or "=" in name or not isinstance(value, str) or b"\0" in text:

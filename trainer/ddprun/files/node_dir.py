@@ -49,10 +49,7 @@ def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
     Remove files that readers would take for files of this start.
     """
     previous_run = _read_previous(node_dir, run_id)
-    if previous_run is None:
-        for name in (EVENTS, EVENTS_BEFORE, HISTORY):
-            (node_dir / name).unlink(missing_ok=True)
-    for name in (OUTCOME, SNAPSHOT):
+    for name in (OUTCOME, SNAPSHOT, *(() if previous_run else (EVENTS, EVENTS_BEFORE, HISTORY))):
         (node_dir / name).unlink(missing_ok=True)
     return previous_run
 

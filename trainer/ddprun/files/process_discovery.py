@@ -67,7 +67,7 @@ def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterato
 def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
     """Kill all processes of the run, including orphans, with SIGKILL. Give up after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
-    while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
-        for pid in left:
+    while (pids := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
+        for pid in pids:
             processes.kill(pid, signal.SIGKILL)
         time.sleep(POLL_S)

@@ -34,10 +34,6 @@ DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
 SPAWN_IDLE_CORES = 0.05  # of all processes together; processes that only try to connect use less
-# In the command line of a process that multiprocessing has spawned.
-SPAWN_MAIN = "multiprocessing.spawn import spawn_main"
-PROC_FILES = ("status", "wchan", "stack")
-STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +158,8 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
     """Return a message about a hung rank: how long it was silent, its last step and whether it uses CPU time."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
-    what = "has been stopped by SIGSTOP" if status.stopped else f"uses {'' if status.busy else 'almost no '}CPU time"
-    return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
+    state = "has been stopped by SIGSTOP" if status.stopped else f"uses {'' if status.busy else 'almost no '}CPU time"
+    return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {state}"
 
 
 class SpawnWatch:
@@ -188,12 +184,13 @@ class SpawnWatch:
             return ""
         self._probed_at = now
         try:
-            families = [[one, *one.children(recursive=True)] for one in map(psutil.Process, self._ranks.values())]
-            spawn = all(any(SPAWN_MAIN in " ".join(one.cmdline()) for one in family) for family in families)
-            processes = {one.pid: one for family in families for one in family}
-            self._cpu_s = sum(sum(one.cpu_times()[:2]) for one in processes.values())
-            asleep = all(one.status() == psutil.STATUS_SLEEPING for one in processes.values())
-            connections = [one for one in psutil.net_connections("tcp") if one.raddr and one.pid in processes]
+            families = [[rank, *rank.children(recursive=True)] for rank in map(psutil.Process, self._ranks.values())]
+            processes = {process.pid: process for family in families for process in family}
+            self._cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes.values())
+            asleep = all(process.status() == psutil.STATUS_SLEEPING for process in processes.values())
+            connections = [peer for peer in psutil.net_connections("tcp") if peer.raddr and peer.pid in processes]
+            commands = (" ".join(arg for process in family for arg in process.cmdline()) for family in families)
+            spawn = all("multiprocessing.spawn import spawn_main" in command for command in commands)
         except psutil.Error:  # a process has ended meanwhile, or the system does not show it
             return ""
         is_busy = not asleep or self._cpu_s - before_s > SPAWN_IDLE_CORES * since_s
@@ -238,13 +235,14 @@ def dump_stacks(
 
 
 def _proc_state(rank: RankProcess) -> str:
-    """Return lines from the PROC_FILES of a rank. Only root can read ``stack``, the kernel stack."""
+    """Return lines from the files of a rank in /proc. Only root can read ``stack``, the kernel stack."""
+    fields = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
     lines = []
-    for name in PROC_FILES:
+    for name in ("status", "wchan", "stack"):
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{rank.pid}/{name}").read_text().strip().splitlines()
             if name == "status":
-                lines += [line for line in text if line.partition(":")[0] in STATUS_FIELDS]
+                lines += [line for line in text if line.partition(":")[0] in fields]
             else:
                 lines += [f"{name}: {line}" for line in text]
     return "".join(f"{line}\n" for line in lines)

@@ -46,13 +46,8 @@ LAST_GAUGE_SUFFIX = ".last"
 # What prometheus_client raises for damaged files. Scripts may write into the folder, and must not end the run by that.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error)
 FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
-CACHE_S = 0.25  # for how long a page is reused
-SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
-SUMMARY_INTERVAL_S = 2.5
-MANY_FILES = 16  # of ended processes of a rank; each costs a scrape some time
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
 IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
-ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
 
 
 def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
@@ -219,23 +214,21 @@ class NodeSeries:
 
     def count_earlier(self, events: Iterable[Event]) -> None:
         """Count the restarts, requeues, exits, signals and lost steps in the node's earlier events."""
+        counters = {
+            "restart": metrics.RESTARTS,
+            "rank_exited": metrics.RANK_EXITS,
+            "signal": metrics.TERMINATION_SIGNALS,
+        }
         for event in events:
             facts = event.facts
-            if event.event == "restart":
-                self._count_known(metrics.RESTARTS, reason=facts.get("reason"))
+            if metric := counters.get(event.event):
+                ((label, known),) = metric.labels.items()  # the event has a key of this name
+                if facts.get(label) in known:  # another version of ddprun may have written other values
+                    self.count(metric, **{label: facts[label]})
             elif event.event == "node_started" and "requeued_s" in facts:
-                self._count_known(metrics.RESTARTS, reason="requeue")
-            elif event.event == "rank_exited":
-                self._count_known(metrics.RANK_EXITS, cause=facts.get("cause"))
-            elif event.event == "signal":
-                self._count_known(metrics.TERMINATION_SIGNALS, signal=facts.get("signal"))
+                self.count(metrics.RESTARTS, reason="requeue")
             elif event.event == "recovered" and isinstance(lost := facts.get("steps_lost"), int):
                 self.count(metrics.STEPS_LOST, max(0, lost))
-
-    def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
-        # Another version of ddprun may have written values that this version does not know.
-        if all(value in metric.labels[label] for label, value in labels.items()):
-            self.count(metric, **labels)
 
     def state(self, state: str) -> None:
         """Set the state of this node, which must be one of metrics.JOB_STATES."""
@@ -250,7 +243,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
     def answer(request: BaseHTTPRequestHandler) -> None:
         nonlocal body, made_at
         with lock:  # a page is reused for a moment, so that many scrapers cost no more than one
-            if not body or time.monotonic() - made_at > CACHE_S:
+            if not body or time.monotonic() - made_at > 0.25:
                 body, made_at = generate_latest(registry), time.monotonic()
             page = body
         request.send_response(200)
@@ -259,7 +252,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
         request.end_headers()
         request.wfile.write(page)
 
-    return network.serve_http(host, port, answer, name="metrics", timeout_s=SCRAPE_TIMEOUT_S)
+    return network.serve_http(host, port, answer, name="metrics", timeout_s=10.0)
 
 
 class MetricHistory:
@@ -273,8 +266,15 @@ class MetricHistory:
         self._registry = registry
         self._lock = threading.Lock()
         self._every_s = ROW_INTERVAL_S
-        self._rows: list[str] = []
-        self._read_earlier()
+        self._rows: list[str] = []  # of an earlier ddprun, if its file has the same columns
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            header, *rows = self._path.read_text().splitlines() or [""]
+            if header == HEADER:
+                self._rows = [row for row in rows if row.count(",") == header.count(",")]  # without a torn last line
+        with contextlib.suppress(ValueError, IndexError):
+            first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
+            self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
+        self._write()
 
     def start(self) -> None:
         """Start a thread that adds rows until the process ends."""
@@ -297,17 +297,6 @@ class MetricHistory:
             began = time.monotonic()
             self.add_row()
             time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
-
-    def _read_earlier(self) -> None:
-        """Read the rows of an earlier ddprun if the file has the same columns. Otherwise start a new file."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            header, *rows = self._path.read_text().splitlines() or [""]
-            if header == HEADER:
-                self._rows = [row for row in rows if row.count(",") == header.count(",")]  # without a torn last line
-        with contextlib.suppress(ValueError, IndexError):
-            first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
-            self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
-        self._write()
 
     def _write(self) -> None:
         self._files.submit(replace_file, self._path, "\n".join([HEADER, *self._rows, ""]).encode())
@@ -363,7 +352,8 @@ class NodeMetrics:
             return
         if config.metrics_port not in (0, port):
             log(f"port {config.metrics_port} is in use: the metrics are on port {port}")
-        url = f"http://{own if host in ANY_ADDRESS else host}:{port}/metrics"
+        is_any = host in ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
+        url = f"http://{own if is_any else host}:{port}/metrics"
         log(f"metrics at {url}")
         self._journal.update(metrics=url)
         try:
@@ -385,10 +375,10 @@ class NodeMetrics:
                 write_counters(self._runtime.metrics, empty | self._counters)
             for folder in self._runtime.metrics.glob(f"{RANK_PREFIX}*"):  # data loader workers leave files each epoch
                 with contextlib.suppress(*UNREADABLE):  # the next start of the rank sets damaged files aside
-                    merge_rank_files(folder, MANY_FILES)
+                    merge_rank_files(folder, 16)  # each file costs a scrape some time
             if written is None or written.done():  # else the disk does not answer
                 written = self.write_summary()
-            time.sleep(max(SUMMARY_INTERVAL_S, IDLE_RATIO * (time.monotonic() - began)))
+            time.sleep(max(2.5, IDLE_RATIO * (time.monotonic() - began)))
 
     def write_summary(self) -> "Future[None]":
         """Write the step and the counters for the next start of the run, perhaps on another machine."""
