@@ -58,9 +58,7 @@ from ddpwire.run_files import (
 
 DRAIN_S = 5.0
 POLL_S = 0.05
-LAST_DRAIN_S = 0.5  # if the disk does not answer
 CRASH_LOG = "ddprun-crash.log"
-TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes copies it into the pod's status
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")
 
 
@@ -110,7 +108,7 @@ class NodeExit(Node):
         for line in log_record.pack(self.folder.path, seconds):
             self.console.log(line)
         with contextlib.suppress(OSError):  # outside of a container, there is no such file
-            TERMINATION_LOG.write_text(termination_message(outcome))
+            Path("/dev/termination-log").write_text(termination_message(outcome))
 
 
 def main() -> NoReturn:
@@ -200,7 +198,7 @@ def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, er
     left = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
     console.log(f"{error} (exit code {error.code}; no outcome is written{left})")
     runtime.remove()
-    console.drain(LAST_DRAIN_S)
+    console.drain(0.5)
     os._exit(error.code)
 
 

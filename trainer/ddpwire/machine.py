@@ -52,10 +52,10 @@ def visible_devices(variable: str) -> tuple[str, ...]:
     by_uuid = variable.startswith(("GPU-", MIG))
     taken: list[str] = []
     for entry in variable.split(","):
-        found = re.match(f"{variable[:4]}.*" if by_uuid else r"\s*\+?[0-9]+", entry)
-        if found is None:
+        match = re.match(f"{variable[:4]}.*" if by_uuid else r"\s*\+?[0-9]+", entry)
+        if match is None:
             break
-        device = found[0] if by_uuid else str(int(found[0]))
+        device = match[0] if by_uuid else str(int(match[0]))
         if device in taken:
             return ()
         taken.append(device)

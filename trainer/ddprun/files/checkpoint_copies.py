@@ -39,9 +39,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import COPY, COPY_PART, open_regular, publish_part, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
-LAST_COPY_S = 60.0  # how long to wait for the copy of the last checkpoint
-STOPPED_COPY_S = 4.0  # the same after a stop or failure: less than ddpctl stop waits
-POLL_S, LAST_POLL_S, RETRY_S = 1.0, 0.05, 5.0
+POLL_S, RETRY_S = 1.0, 5.0
 SILENT_S = 2.0  # a longer wait is logged
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
@@ -152,7 +150,7 @@ class CheckpointCopies:
     def finish(self, *, succeeded: bool) -> None:
         """Wait a limited time until the last checkpoint is copied. Call this after the ranks have ended."""
         self._ranks_ended.set()
-        limit_s = LAST_COPY_S if succeeded else STOPPED_COPY_S
+        limit_s = 60.0 if succeeded else 4.0  # less than ddpctl stop waits
         self._thread.join(SILENT_S)
         if self._thread.is_alive():
             self._journal.log(f"waiting for the copy of the last checkpoint, for at most {limit_s:g} s")
@@ -172,7 +170,7 @@ class CheckpointCopies:
                     self._failed(error)
                     pause_s = RETRY_S
                 if self._ranks_ended.wait(pause_s):
-                    time.sleep(LAST_POLL_S)
+                    time.sleep(0.05)
 
     def _is_finished(self) -> bool:
         if self._node:

@@ -30,10 +30,8 @@ from ddpwire.run_files import RankProcess, rank_heartbeat
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
 MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
-DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
-SPAWN_IDLE_CORES = 0.05  # of all processes together; processes that only try to connect use less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +191,7 @@ class SpawnWatch:
             spawn = all("multiprocessing.spawn import spawn_main" in command for command in commands)
         except psutil.Error:  # a process has ended meanwhile, or the system does not show it
             return ""
-        is_busy = not asleep or self._cpu_s - before_s > SPAWN_IDLE_CORES * since_s
+        is_busy = not asleep or self._cpu_s - before_s > 0.05 * since_s  # cores; to try to connect needs less
         if connections or is_busy or not spawn:
             self._idle_since = now
         if now - self._idle_since < SPAWN_IDLE_S:
@@ -220,7 +218,7 @@ def dump_stacks(
             resource.prlimit(rank.pid, resource.RLIMIT_CORE, (0, 0))
     workers.signal(signal.SIGABRT)
     workers.signal(signal.SIGCONT)
-    deadline = time.monotonic() + DUMP_TIMEOUT_S
+    deadline = time.monotonic() + 1.0
     while workers.alive and time.monotonic() < deadline:
         time.sleep(0.01)
     for rank in processes:

@@ -105,7 +105,7 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
         with contextlib.suppress(Exception):  # the rank that imports it reports the error
             import torch.nn.parallel  # noqa: F401
     processes.die_with_parent(None)
-    supervisor.serve(control, fork_rank)
+    supervisor.Supervisor(control, fork_rank).run()
 
 
 def fork_rank(request: supervisor.Request, streams: Sequence[int]) -> tuple[int, str]:

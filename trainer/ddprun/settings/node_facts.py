@@ -34,7 +34,7 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
 
     nccl = NONE
     with contextlib.suppress(Exception):  # a CUDA build without NCCL may raise any error
-        nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else NONE
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else NONE  # type: ignore[no-untyped-call]
     return {
         "--check-only": "given" if config.check_only else "not given",
         "torch": str(torch.__version__),
