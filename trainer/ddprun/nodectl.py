@@ -37,7 +37,7 @@ from ddpwire.run_files import (
 
 HISTORY_BYTES = 4096  # how much of the last rows is read
 DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for this long was killed
-KILL_TIMEOUT_S = 2.0
+POLL_S = 0.02
 LIST_GPUS_S = 25.0
 NO_GPU = (127, 6)  # nvidia-smi cannot start, or finds no device (see its manual page)
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
@@ -160,11 +160,14 @@ def send(args: argparse.Namespace) -> int:
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name], args.find) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
     while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
-        time.sleep(process_discovery.POLL_S)
+        time.sleep(POLL_S)
     if args.name == "KILL":
-        for run_dir in {node_dir.parent for node_dir in args.node_dirs}:
-            timeout_s = max(0.0, deadline - time.monotonic()) + KILL_TIMEOUT_S
-            process_discovery.kill_run_processes(run_dir, timeout_s=timeout_s)
+        run_dirs = {node_dir.parent for node_dir in args.node_dirs}
+
+        def find_pids() -> list[int]:
+            return [pid for run_dir in run_dirs for pid, _ in process_discovery.run_processes(run_dir)]
+
+        processes.kill_all(find_pids, timeout_s=max(0.0, deadline - time.monotonic()) + 2.0)
     for node_dir, sent in signalled.items():
         alive = process_discovery.is_alive(node_dir)
         if not alive and args.name == "KILL" and not (node_dir / OUTCOME).exists():
@@ -189,7 +192,7 @@ def _signal(node_dir: Path, number: int, timeout_s: float) -> bool:
             return True
         if time.monotonic() > deadline:
             break
-        time.sleep(process_discovery.POLL_S)
+        time.sleep(POLL_S)
     return False
 
 

@@ -34,10 +34,10 @@ class Beat:
 
 
 class Heart:
-    """Writes the heartbeats of a rank. Without ddprun there is no file, and the methods do nothing."""
+    """Writes the heartbeats of a rank. Without ddprun there is no file."""
 
     def __init__(self, path: str | None) -> None:
-        self._map: mmap.mmap | None = None
+        self._map = mmap.mmap(-1, _RECORD.size)  # without ddprun, nothing else reads it
         if path:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -50,18 +50,15 @@ class Heart:
 
     def beat(self, step: int) -> None:
         """Record that the training loop has reached the end of ``step``."""
-        if self._map is not None:
-            _BEAT.pack_into(self._map, 0, step, time.monotonic())
+        _BEAT.pack_into(self._map, 0, step, time.monotonic())
 
     def stopped_for(self, rank: int) -> None:
         """Record that the ranks have agreed to stop because ``rank`` received a signal."""
-        if self._map is not None:
-            _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
+        _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
     def complete(self) -> None:
         """Record that the last step was taken. If the ranks are stopped later, the training is still complete."""
-        if self._map is not None:
-            _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
+        _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 
 
 def read_beat(source: Path | BinaryIO) -> Beat | None:

@@ -43,7 +43,7 @@ POLL_S, RETRY_S = 1.0, 5.0
 SILENT_S = 2.0  # a longer wait is logged
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
-PROOF = "DDP-Proof"
+PROOF = "DDP-Proof"  # a header
 ANNOUNCED, LAST, DONE = "copies", "copies/last", "copies/done/"  # keys of the store
 
 

@@ -40,7 +40,7 @@ class PreviousRun:
 
     heard_at: float  # when it last wrote a file, in seconds since the epoch
     step: int | None  # the highest step of all attempts, if known
-    counters: dict[str, Any] = field(default_factory=dict)  # of each rank (metrics.read_counters)
+    counters: dict[str, Any] = field(default_factory=dict)  # of each rank (metrics.RankSeries.counts)
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:

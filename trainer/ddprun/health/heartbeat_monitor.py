@@ -119,19 +119,18 @@ class HeartbeatMonitor:
         current = read_process(process.pid)
         if current is None or not current.alive:
             return None
-        stopped, cpu_s = current.state == "T", current.ticks / TICKS_PER_S
-        now_s, beat = self._now_s, self.beat(process.rank)
-        if beat and self._beats.get(process.rank, (0.0, 0.0))[0] != beat.at_s:
-            self._beats[process.rank] = beat.at_s, now_s
+        rank, stopped, cpu_s = process.rank, current.state == "T", current.ticks / TICKS_PER_S
+        now_s, beat = self._now_s, self.beat(rank)
+        if beat and self._beats.get(rank, (0.0, 0.0))[0] != beat.at_s:
+            self._beats[rank] = beat.at_s, now_s
         key = (beat.step if beat else None, stopped)
-        if process.rank not in self._changes or self._changes[process.rank][0] != key:
-            self._changes[process.rank] = key, now_s, cpu_s
-        _, changed_at_s, cpu_s_before = self._changes[process.rank]
+        if rank not in self._changes or self._changes[rank][0] != key:
+            self._changes[rank] = key, now_s, cpu_s
+        _, changed_at_s, cpu_s_before = self._changes[rank]
         since_s = now_s - changed_at_s
-        silent_s = now_s - self._beats[process.rank][1] if beat else since_s if stopped else 0.0
+        silent_s = now_s - self._beats[rank][1] if beat else since_s if stopped else 0.0
         busy = cpu_s - cpu_s_before > BUSY_CORES * since_s
-        rank, node = process.rank, self._node
-        return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
+        return RankStatus(rank=rank, node=self._node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:

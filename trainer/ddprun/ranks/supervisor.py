@@ -113,7 +113,7 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
-        processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=self._reap)
+        processes.kill_all(lambda: processes.descendants(os.getpid()), timeout_s=timeout_s, reap=self._reap)
         # waitpid does not return a zombie whose threads are still ending.
         while self._ranks and time.monotonic() < deadline:
             time.sleep(0.002)

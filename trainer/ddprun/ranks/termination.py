@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ddprun.ranks.workers import Workers
@@ -215,7 +215,7 @@ class OomMonitor:
     """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
-        self._cgroup = memory_cgroup(root, own)
+        self._cgroup = next(_memory_cgroups(root, own), None)
         self._kills = self._read()
 
     def killed(self) -> bool:
@@ -250,15 +250,14 @@ def prefer_as_oom_victim(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, score)))  # the maximum (proc(5))
 
 
-def memory_cgroup(root: Path, own: Path) -> Path | None:
-    """Return the memory cgroup of this process, or None. A container sees its own cgroup as the root."""
+def _memory_cgroups(root: Path, own: Path) -> Iterator[Path]:
+    """Yield the memory cgroup of this process, and its root, as which a container sees its own cgroup."""
     for line in _read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)
-        mount = root if not controllers else root / "memory" if controllers == "memory" else None
-        for folder in (mount / path.lstrip("/"), mount) if mount else ():
+        mount = root / controllers  # empty in cgroup v2
+        for folder in (mount / path.lstrip("/"), mount) if controllers in ("", "memory") else ():
             if any((folder / name).exists() for name in ("memory.events", "memory.oom_control")):
-                return folder
-    return None
+                yield folder
 
 
 def _read_text(path: Path) -> str:

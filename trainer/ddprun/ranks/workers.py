@@ -185,8 +185,11 @@ class Workers:
                     self._handle_exit(event["exited"], event["status"])
                 else:
                     replies.put(event)
-        timeout_s, reap = KILL_TIMEOUT_S, processes.reap_all
-        processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=reap, spared=self._spared)
+
+        def find_orphans() -> list[int]:
+            return [pid for pid in processes.descendants(os.getpid()) if pid != self._spared]
+
+        processes.kill_all(find_orphans, timeout_s=KILL_TIMEOUT_S, reap=processes.reap_all)
         self._lost = True  # from now on a start creates another supervisor, which must not be killed here
         self.on_supervisor_lost()
         for tag in self.alive:

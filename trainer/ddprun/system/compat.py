@@ -6,7 +6,6 @@ This module imports a library only when a function needs it, because a process t
 import atexit
 import contextlib
 import gc
-import inspect
 import io
 import json
 import runpy
@@ -14,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddprun.system.errors import config_error
@@ -191,32 +189,11 @@ def store_keys(store: Any) -> list[str] | None:
         return None
 
 
-def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:
+def merge_files(files: Iterable[str]) -> list["Metric"]:
     """Return the sum of the metrics in prometheus_client's files. A damaged file raises prometheus_client's errors."""
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    return list(MultiProcessCollector.merge(files, accumulate=accumulate))  # type: ignore[no-untyped-call]
-
-
-def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
-    """Write metrics in prometheus_client's file format into ``path``, an existing file that is filled with zeros.
-
-    Return False, without writing, if the installed version may have another format.
-    """
-    from prometheus_client import mmap_dict
-
-    mmap_key: Any = getattr(mmap_dict, "mmap_key", None)
-    write = getattr(mmap_dict.MmapedDict, "write_value", None)
-    if not (mmap_key and write) or [*inspect.signature(write).parameters] != ["self", "key", "value", "timestamp"]:
-        return False
-    kept: Any = mmap_dict.MmapedDict(str(path))  # type: ignore[no-untyped-call]
-    for metric in metrics:
-        for sample in metric.samples:
-            labels = sample.labels
-            key = mmap_key(metric.name, sample.name, list(labels), list(labels.values()), metric.documentation)
-            kept.write_value(key, sample.value, 0.0)
-    kept.close()
-    return True
+    return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
 
 
 def file_base() -> type:
