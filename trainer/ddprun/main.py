@@ -28,8 +28,8 @@ from ddprun.metrics.recovery import Downtime
 from ddprun.metrics.registration import deregister, push_outcome
 from ddprun.nodes import joining, preflight
 from ddprun.nodes.preflight import PreflightReport
-from ddprun.output import progress
 from ddprun.output.console import Console
+from ddprun.output.progress import Progress
 from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
 from ddprun.ranks.node_commands import NodeCommands
@@ -263,7 +263,7 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
     """Import torch if the ranks are to be forked. Must be called before this process has a thread."""
     if config.forks:
-        with progress.import_progress(log, "importing torch"):
+        with Progress(log, "importing torch"):
             fork_server.preload_torch(allocate_resources(config, os.environ).threads)
 
 

@@ -44,6 +44,7 @@ class Metric:
 
 
 _of_node = partial(Metric, set_by="ddprun")
+_of_gpu = partial(_of_node, labels={"device": ()}, needs_gpu=True)
 _of_rank = partial(Metric, set_by="ddptrain")
 _of_rank_0 = partial(_of_rank, by_rank_0=True)
 
@@ -267,22 +268,12 @@ HOST_NETWORK = _of_node(
     "Bytes over all network interfaces of this machine except the loopback.",
     labels={"direction": ("received", "sent")},
 )
-DEVICE_UTILIZATION = _of_node(
-    "ddp_device_utilization_ratio",
-    "Share of the last sample period in which a kernel ran on the GPU, 0 to 1.",
-    labels={"device": ()},
-    needs_gpu=True,
+DEVICE_UTILIZATION = _of_gpu(
+    "ddp_device_utilization_ratio", "Share of the last sample period in which a kernel ran on the GPU, 0 to 1."
 )
-DEVICE_MEMORY_USED = _of_node(
-    "ddp_device_memory_used_bytes",
-    "Memory of the GPU that is used by any process.",
-    labels={"device": ()},
-    needs_gpu=True,
-)
-DEVICE_POWER = _of_node("ddp_device_power_watts", "Power that the GPU draws.", labels={"device": ()}, needs_gpu=True)
-DEVICE_TEMPERATURE = _of_node(
-    "ddp_device_temperature_celsius", "Temperature of the GPU.", labels={"device": ()}, needs_gpu=True
-)
+DEVICE_MEMORY_USED = _of_gpu("ddp_device_memory_used_bytes", "Memory of the GPU that is used by any process.")
+DEVICE_POWER = _of_gpu("ddp_device_power_watts", "Power that the GPU draws.")
+DEVICE_TEMPERATURE = _of_gpu("ddp_device_temperature_celsius", "Temperature of the GPU.")
 CLOCK_OFFSET = _of_node("ddp_clock_offset_seconds", "How far this node's clock was ahead of node 0's when it joined.")
 PREFLIGHT_DURATION = _of_node(
     "ddp_preflight_duration_seconds",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ddprun.output.log_view import HOLD_S, MAX_HELD_LINES, LineView
+from ddprun.output.log_view import HOLD_S, MAX_HELD_LINES, View
 
 CRASH = [b"[rank1]: Traceback (most recent call last):", b"[rank1]:   File x", b"[rank1]: ValueError: bad label 17"]
 
@@ -13,7 +13,7 @@ class Screen:
     def __init__(self) -> None:
         self._shown: list[bytes] = []
         console: Any = self
-        self.view = LineView(console, 1, b"", 0)
+        self.view = View(console, 1, b"", 0)
 
     def put(self, _descriptor: int, text: bytes, _source: object) -> None:
         self._shown.append(text.removesuffix(b"\n"))

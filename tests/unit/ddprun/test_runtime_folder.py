@@ -70,18 +70,18 @@ def test_a_folder_that_vanishes_is_made_anew_and_heartbeats_of_ranks_that_run_ar
     heart = Heart(str(runtime.path / rank_heartbeat(0)))
     monitor.track((RankProcess(rank=0, local_rank=0, pid=os.getpid(), log=""),))
     heart.beat(3)
-    assert monitor.step(0) == 3
+    assert monitor.beat(0).step == 3
     shutil.rmtree(runtime.path.parent)
-    assert monitor.step(1) is None
+    assert monitor.beat(1).step is None
     heart.beat(4)
-    assert monitor.step(0) == 4, "its file is mapped"
+    assert monitor.beat(0).step == 4, "its file is mapped"
     assert runtime.restore()
     assert runtime.vanished
     assert not runtime.path.exists(), "the parent is gone: nothing fails"
     runtime.begin_attempt()
     assert runtime.path.is_dir()
     monitor.forget()
-    assert monitor.step(0) is None
+    assert monitor.beat(0).step is None
     runtime.remove()
 
 

@@ -3,7 +3,7 @@
 import os
 
 from ddprun.output.console import Console
-from ddprun.output.log_view import PROGRESS_S, LineView
+from ddprun.output.log_view import PROGRESS_S, View
 from ddprun.output.logs import RankFile, Stream
 from ddprun.output.timed_log import TimedLog
 
@@ -21,7 +21,7 @@ class Shown(Console):
 
 def test_a_progress_bar_of_several_ranks_is_shown_once_a_second_and_its_last_state_always() -> None:
     console = Shown()
-    view = LineView(console, 2, b"[r1] ", 1)
+    view = View(console, 2, b"[r1] ", 1)
     view.accept(b"\r 10%", 10.0)
     assert console.texts == [b"\r[r1]  10%"]
     view.accept(b"\r 20%", 10.1)
@@ -42,7 +42,7 @@ def test_a_progress_bar_of_several_ranks_is_shown_once_a_second_and_its_last_sta
 
 def test_a_traceback_after_an_unfinished_bar_is_held_like_any_other() -> None:
     console = Shown()
-    view = LineView(console, 2, b"[r1] ", 1)
+    view = View(console, 2, b"[r1] ", 1)
     view.accept(b"\r 10%", 10.0)
     view.accept(b"Traceback (most recent call last):\n  File x\nValueError: a\n", 10.1)
     assert console.texts == [b"\r[r1]  10%", b"\r[r1]  10%\n"]
@@ -56,7 +56,7 @@ def test_the_file_of_a_rank_has_whole_lines_of_both_streams(tmp_path) -> None:
     file = RankFile(tmp_path / "rank-0.log", num_streams=2)
     pipes = [os.pipe(), os.pipe()]
     out, err = (
-        Stream(read, number, 0, file, LineView(Shown(), number, b"", 0), TimedLog(tmp_path / "rank-0.timed.log", 0, 0))
+        Stream(read, number, 0, file, View(Shown(), number, b"", 0), TimedLog(tmp_path / "rank-0.timed.log", 0, 0))
         for number, (read, _) in enumerate(pipes, 1)
     )
 

@@ -24,7 +24,7 @@ from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
 from ddprun.system.file_writer import FileWriter, replace_file
 from ddprun.system.processes import read_process
-from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
+from ddpwire.heartbeat import Beat, read_beat
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -72,33 +72,17 @@ class HeartbeatMonitor:
         self._changes, self._beats = {}, {}
         self._ranks = ranks
 
-    def step(self, rank: int) -> int | None:
-        """Return the last step of a rank, even after it has ended."""
-        beat = self.beat(rank)
-        return beat.step if beat else None
-
-    def stopped_for(self, rank: int) -> int | None:
-        """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
-        return read_stopped_for(self._file(rank))
-
-    def is_complete(self, rank: int) -> bool:
-        """Return whether the rank has recorded that its training is complete."""
-        return read_complete(self._file(rank))
-
-    def beat(self, rank: int) -> Beat | None:
-        """Return the last heartbeat of a rank, even after it has ended."""
-        return read_beat(self._file(rank))
-
-    def _file(self, rank: int) -> Path | BinaryIO:
+    def beat(self, rank: int) -> Beat:
+        """Return what a rank has recorded, even after it has ended."""
         path = Path(self._runtime, rank_heartbeat(rank))
         with self._opening, contextlib.suppress(OSError):  # the file has vanished
-            if rank not in self._files and read_beat(path):  # without a heartbeat, the rank may map another file
+            if rank not in self._files and read_beat(path).at_s:  # without a heartbeat, the rank may map another file
                 self._files[rank] = path.open("rb", buffering=0)
-        return self._files.get(rank, path)
+        return read_beat(self._files.get(rank, path))
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
-        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
+        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank)).at_s}
 
     def running_beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of the ranks that have not ended, keyed by rank."""
@@ -121,14 +105,14 @@ class HeartbeatMonitor:
             return None
         rank, stopped, cpu_s = process.rank, current.state == "T", current.ticks / TICKS_PER_S
         now_s, beat = self._now_s, self.beat(rank)
-        if beat and self._beats.get(rank, (0.0, 0.0))[0] != beat.at_s:
+        if self._beats.get(rank, (0.0, 0.0))[0] != beat.at_s:
             self._beats[rank] = beat.at_s, now_s
-        key = (beat.step if beat else None, stopped)
+        key = beat.step, stopped
         if rank not in self._changes or self._changes[rank][0] != key:
             self._changes[rank] = key, now_s, cpu_s
         _, changed_at_s, cpu_s_before = self._changes[rank]
         since_s = now_s - changed_at_s
-        silent_s = now_s - self._beats[rank][1] if beat else since_s if stopped else 0.0
+        silent_s = now_s - self._beats[rank][1] if beat.at_s else since_s if stopped else 0.0
         busy = cpu_s - cpu_s_before > BUSY_CORES * since_s
         return RankStatus(rank=rank, node=self._node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
 

@@ -69,20 +69,18 @@ class MachineSeries(Collector):
         yield family(metrics.HOST_NETWORK, network_bytes())
         if (nvml := self._nvml) is None:
             return
-        sensor = nvml.NVML_TEMPERATURE_GPU
-        yield self._read_each(metrics.DEVICE_UTILIZATION, lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
-        yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used)
-        yield self._read_each(metrics.DEVICE_POWER, lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
-        yield self._read_each(metrics.DEVICE_TEMPERATURE, lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, sensor))
-
-    def _read_each(self, metric: metrics.Metric, read: Callable[[Any], float]) -> Family:
-        values = []
-        for index, device in self._devices.items():
-            try:
-                values.append((str(index), read(device)))
-            except self._nvml.NVMLError:  # not supported, or the GPU is lost
-                continue
-        return family(metric, values)
+        readers: tuple[Callable[[Any], float], ...] = (
+            lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+            lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+            lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+            lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        )
+        for metric, read in zip(DEVICES, readers, strict=True):
+            values = []
+            for index, gpu in self._devices.items():
+                with contextlib.suppress(nvml.NVMLError):  # not supported, or the GPU is lost
+                    values.append((str(index), read(gpu)))
+            yield family(metric, values)
 
 
 def machine_series() -> MachineSeries:

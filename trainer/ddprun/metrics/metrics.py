@@ -314,7 +314,11 @@ class NodeMetrics:
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
-        self._ranks = RankSeries(lambda: self._runtime.metrics, self._pids, heartbeats.running_beats)
+
+        def pids() -> dict[str, str]:
+            return {str(process.rank): str(process.pid) for process in journal.state.ranks}
+
+        self._ranks = RankSeries(lambda: self._runtime.metrics, pids, heartbeats.running_beats)
         self._ranks.restore(self._counters)
         for collector in (self._ranks, host_metrics.machine_series()):
             self._registry.register(collector)
@@ -338,9 +342,6 @@ class NodeMetrics:
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
         self.series.count_earlier(read_last_events(self._node_dir, 2 * MOST_BYTES))
         self.history = MetricHistory(self._node_dir, self._registry, self._files)
-
-    def _pids(self) -> dict[str, str]:
-        return {str(process.rank): str(process.pid) for process in self._journal.state.ranks}
 
     def serve(self, own: str) -> None:
         """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""
@@ -383,8 +384,8 @@ class NodeMetrics:
 
     def write_summary(self) -> "Future[None]":
         """Write the step and the counters for the next start of the run, perhaps on another machine."""
-        steps = [beat.step for beat in self._heartbeats.beats().values()]
-        self._step = max([*steps, *([] if self._step is None else [self._step])], default=None)
+        steps = [self._step, *(beat.step for beat in self._heartbeats.beats().values())]
+        self._step = max((step for step in steps if step is not None), default=None)
         self._counters |= self._ranks.counts()
         state = self._journal.state
         summary = encode_summary(self._config.run_id, state.state, self._step, self._counters)

@@ -35,9 +35,9 @@ class Downtime:
         self._lost, self._started_at = {}, now
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
 
-    def ended(self, now: float, *, hung: bool, beats: Iterable[Beat | None]) -> None:
+    def ended(self, now: float, *, hung: bool, beats: Iterable[Beat]) -> None:
         """Record that the ranks of a failed attempt have ended. ``beats`` are their last heartbeats."""
-        trained_at = max((beat.at_s for beat in beats if beat), default=self._started_at)
+        trained_at = max((beat.at_s for beat in beats), default=self._started_at)
         self._lost = {"hang" if hung else "restart": max(0.0, now - trained_at)}
         self._since = now
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.output.console import NUM_LAST_LINES, Console
-from ddprun.output.log_view import LineView, RawView, View
+from ddprun.output.log_view import View
 from ddprun.output.rank_errors import last_lines
 from ddprun.output.timed_log import TimedLog, strip_torch_prefix
 from ddprun.settings.node_config import NodeConfig
@@ -61,10 +61,12 @@ class RankLogs:
         targets = (1,) if self.in_order else (1, 2)
         file = RankFile(path, num_streams=len(targets), files=self._files)
         self.starts[rank] = file.start
+        prefix, shown = self._config.prefix(rank).encode(), self._config.shown_local_ranks
+        is_raw, is_hidden = self._config.shows_raw(rank), shown is not None and local_rank not in shown
         ends = []
         for target in targets:
-            view = self._view(rank, local_rank, target, file)
-            read, write = open_pair(target) if isinstance(view, RawView) else os.pipe()
+            view = View(self._console, target, prefix, rank, raw=file if is_raw else None, hidden=is_hidden)
+            read, write = open_pair(target) if is_raw else os.pipe()
             ends.append(write)
             timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank, self._files)
             stream = Stream(read, target, rank, file, view, timed)
@@ -76,14 +78,6 @@ class RankLogs:
         # In the background, the kernel would let the rank read what is typed for the shell, from its own session.
         reads_stdin = self._config.reads_stdin(rank) and _in_foreground()
         return os.dup(0) if reads_stdin else os.open(os.devnull, os.O_RDONLY), ends[0], stderr
-
-    def _view(self, rank: int, local_rank: int, descriptor: int, source: object) -> View:
-        shown = self._config.shown_local_ranks
-        if self._config.shows_raw(rank):
-            return RawView(self._console, descriptor, source)
-        if shown is not None and local_rank not in shown:
-            return View()
-        return LineView(self._console, descriptor, self._config.prefix(rank).encode(), rank)
 
     def resize(self) -> None:
         """Pass the size of ddprun's terminal on to the ranks' pseudo-terminals."""
@@ -228,7 +222,7 @@ class Stream:
         self.view = view
         self.file, self._timed = file, timed
         # Thousands of small chunks may wait for the console.
-        self._chunk_bytes = 1 << 12 if isinstance(view, RawView) else CHUNK_BYTES
+        self._chunk_bytes = 1 << 12 if view.raw else CHUNK_BYTES
         self._rest = b""  # an unfinished line, not in the file yet
         self._rest_since = 0.0
 
