@@ -311,7 +311,6 @@ class NodeAgent(SimpleElasticAgent):
                 self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
                 is_last = self._num_succeeded == node.config.local_world_size
                 self.consensus.post_success(rank, is_last=is_last)
-        metrics.set_gauges_aside(node.folder.runtime.metrics, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)

@@ -177,7 +177,12 @@ def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
     try:
         for pid, descriptor in files.items():
             os.ftruncate(descriptor, 0)
-            _signal_main_thread(pid)
+            with contextlib.suppress(OSError):
+                # Only the main thread: the signal may disturb other threads, which libraries have started.
+                if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
+                    processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
+                else:
+                    os.kill(pid, STACKS_SIGNAL)
         _wait_until_settled(files.values())
         texts = {pid: os.pread(descriptor, 1 << 18, 0) for pid, descriptor in files.items()}
     finally:
@@ -194,15 +199,6 @@ def _open_stacks(pid: int) -> int | None:
                 if str(link.readlink()).startswith(f"/memfd:{STACKS}"):
                     return os.open(link, os.O_RDWR | os.O_CLOEXEC)
     return None
-
-
-def _signal_main_thread(pid: int) -> None:
-    """Send STACKS_SIGNAL to the main thread. The signal may disturb other threads, which libraries have started."""
-    with contextlib.suppress(OSError):
-        if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
-            processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
-        else:
-            os.kill(pid, STACKS_SIGNAL)
 
 
 def _wait_until_settled(descriptors: Iterable[int]) -> None:

@@ -1,8 +1,8 @@
 """The metrics of a node and its ranks: the endpoint /metrics, the file history.csv and the final snapshot metrics.prom.
 
 A rank writes the files of prometheus_client's multiprocess mode into its own folder. This module reads them and
-replaces the library's label ``pid`` with ``rank``. Gauges describe the present, so the gauges of a rank that has ended
-are renamed and appear only in the snapshot.
+replaces the library's label ``pid`` with ``rank``. Gauges describe the present, so the gauges of a process that has
+ended appear only in the snapshot.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -40,24 +41,23 @@ from ddpwire.version import __version__
 
 RANK_PREFIX = "rank-"
 KEPT_KINDS = ("counter", "histogram", "summary")
-LAST_GAUGE_SUFFIX = ".last"
 # What prometheus_client raises for damaged files. Scripts may write into the folder, and must not end the run by that.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error)
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
 IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
 
 
-def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
-    """Rename the gauge files of a rank that has ended, so that scrapes no longer read them."""
-    for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
-        with contextlib.suppress(OSError):
-            path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))
-
-
 def prepare_rank_dir(folder: Path) -> None:
     """Delete the last gauges of the previous process of a rank that is about to start."""
-    for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
-        path.unlink(missing_ok=True)
+    for path in folder.glob("gauge_*.db"):
+        if _has_ended(path):
+            path.unlink(missing_ok=True)
+
+
+def _has_ended(path: Path) -> bool:
+    """Return whether the process that has written a file of prometheus_client has ended."""
+    pid = path.stem.rpartition("_")[2]
+    return pid.isdecimal() and not psutil.pid_exists(int(pid))
 
 
 def _is_sound(path: Path) -> bool:
@@ -124,7 +124,8 @@ class RankSeries(Collector):
         """Return the series of a rank's processes. Those of files that cannot be read are missing."""
         folder = self._metrics_dir() / f"{RANK_PREFIX}{rank}"
         with self._lock:
-            files = [*folder.glob("*.db"), *(folder.glob(f"*{LAST_GAUGE_SUFFIX}") if self.with_last_gauges else ())]
+            gauges = [path for path in folder.glob("gauge_*.db") if self.with_last_gauges or not _has_ended(path)]
+            files = [*gauges, *(path for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db"))]
             families: list[Family] = []
             with contextlib.suppress(*UNREADABLE):
                 try:
@@ -135,10 +136,9 @@ class RankSeries(Collector):
 
     def keep_counts(self) -> None:
         """Add up what ended processes have counted, and delete their files. Rename damaged files."""
-        for path in self._metrics_dir().glob(f"{RANK_PREFIX}*/*.db"):
-            kind, _, pid = path.stem.partition("_")
-            if kind not in KEPT_KINDS or Path("/proc", pid).exists():
-                continue
+        folders = f"{RANK_PREFIX}*"
+        paths = [path for kind in KEPT_KINDS for path in self._metrics_dir().glob(f"{folders}/{kind}_*.db")]
+        for path in filter(_has_ended, paths):
             rank = path.parent.name.removeprefix(RANK_PREFIX)
             with contextlib.suppress(*UNREADABLE), self._lock:  # another thread or process has deleted it
                 if not _is_sound(path):

@@ -107,21 +107,18 @@ class RankPlace:
             self.own_groups.append(claim)
         # In ddprun's store, groups of size 1 do not conflict.
         if (is_own_store or size != "1") and (other := self._claim(claim)):
-            raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
+            first, second = sorted((self.rank, other), key=int)
+            ranks, where = f"ranks {first} and {second}", f"rank {place} of {size} at {address}"
+            if os.getpid() == self.pid:
+                advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
+                raise RuntimeError(f"{ranks} both call init_process_group as {where}: {advice}")
+            cause = f"{ranks} each run a script that starts ranks itself"
+            raise RuntimeError(f"two processes call init_process_group as {where}, because {cause}: {AS_ONE_RANK}")
         environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves the store, the group's rank 0 must
         if is_own_store:
             environ[OWN_STORE] = "1"
         else:
             environ.pop(OWN_STORE, None)
-
-    def _describe(self, other: str, place: str) -> str:
-        first, second = sorted((self.rank, other), key=int)
-        both = f"ranks {first} and {second}"
-        if os.getpid() == self.pid:
-            advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
-            return f"{both} both call init_process_group as {place}: {advice}"
-        cause = f"{both} each run a script that starts ranks itself"
-        return f"two processes call init_process_group as {place}, because {cause}: {AS_ONE_RANK}"
 
     def _claim(self, place: str) -> str:
         """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""
