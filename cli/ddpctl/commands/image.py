@@ -11,11 +11,12 @@ import typer
 from ddpctl import targets
 from ddpctl.command import Command, Host, once
 from ddpctl.commands import launch
-from ddpctl.commands.arguments import DryRun, Json, SshTarget, open_context, print_result
+from ddpctl.commands.arguments import DryRun, Json, SshTarget, print_result
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpctl.files import images
 from ddpctl.job.launch_plan import Request
 from ddpctl.operations import image_transfer
+from ddpctl.operations.launcher import open_context
 from ddpctl.targets.ssh.options import SshHost
 from ddpwire.exits import Exit
 
@@ -23,7 +24,6 @@ app = typer.Typer(
     name="image",
     rich_markup_mode=None,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="Build, push, ship and inspect the container image of a job.",
 )
 DOCKERFILES = ("Dockerfile", "docker/Dockerfile")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddpctl import targets
-from ddpctl.commands.arguments import DryRun, open_context, parse_time
+from ddpctl.commands.arguments import DryRun, parse_time
 from ddpctl.commands.explain import emit_end
 from ddpctl.errors import ConfigError, UsageError, writing
 from ddpctl.execution.executor import Executor
@@ -24,7 +24,7 @@ from ddpctl.job.secrets import exposed, exposed_arguments
 from ddpctl.job.spec import NAME_PATTERN
 from ddpctl.operations import launcher
 from ddpctl.operations.doctor import only_sound
-from ddpctl.operations.launcher import AppContext
+from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.runs import run_store
 from ddpctl.runs.run_store import Run
 

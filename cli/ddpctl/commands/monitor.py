@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.commands.arguments import Json, open_context, print_result
+from ddpctl.commands.arguments import Json, print_result
 from ddpctl.errors import UnavailableError, UsageError, writing
-from ddpctl.operations.launcher import AppContext
+from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.text import table
 from ddpwire.run_files import TARGETS
 
@@ -22,7 +22,6 @@ app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="Show all runs in Prometheus and Grafana.",
 )
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands import launch
-from ddpctl.commands.arguments import DryRun, SshTarget, open_context
+from ddpctl.commands.arguments import DryRun, SshTarget
 from ddpctl.commands.hosts import ssh_settings
 from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
 from ddpctl.job.launch_plan import Request
+from ddpctl.operations.launcher import open_context
 from ddpctl.targets.ssh.options import USER
 from ddpctl.text import quote
 

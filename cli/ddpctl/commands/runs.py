@@ -1,7 +1,6 @@
 """Most subcommands for existing runs, such as ``ps``, ``status``, ``logs`` and ``stop``."""
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -56,23 +55,23 @@ def ps(
     To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, explain,
     profile, top, timeline, report and export take the folder of such a run instead of a name.
     """
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     root = folder or context.root
-    found = launcher.in_folder(folder) if folder else run_store.load_all(root)
-    shown = found[:limit] if limit else found
+    runs = run_folders.load_all(folder.absolute()) if folder else run_store.load_all(root)
+    shown = runs[:limit] if limit else runs
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
-    if torn := run_store.unreadable(root, found):
+    if torn := run_store.unreadable(root, runs):
         context.emit(f"skipped runs whose record cannot be read: {', '.join(quote(folder.name) for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
     for line in formatting.runs_table(rows, time.time()):
         print(formatting.fit(line))
-    if len(shown) < len(found):
-        context.emit(f"{len(found) - len(shown)} older runs: ddpctl ps --last 0 lists all")
+    if len(shown) < len(runs):
+        context.emit(f"{len(runs) - len(shown)} older runs: ddpctl ps --last 0 lists all")
 
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
@@ -168,7 +167,7 @@ def stop(
     """
     if (run is None) == (not every):
         raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     if run and "/" in run:
         record = launcher.find(context, run)
         how = f"use ddpctl stop {record.name}" if has_name(record) else _how_to_stop(record)
@@ -269,7 +268,7 @@ def rm(
     """
     if bool(names) == bool(older_than):
         raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     every = run_store.load_all(context.root)
     if older_than:
         all_ages = re.fullmatch(r"0[smhd]", older_than)
@@ -298,7 +297,7 @@ def rm(
 
 
 def _find_going(name: str | None) -> tuple[AppContext, Run]:
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
     if not state.ended and run_store.unfinished_launch(run) and not state.alive:
@@ -309,7 +308,7 @@ def _find_going(name: str | None) -> tuple[AppContext, Run]:
 
 
 def _set_suspended(name: str, *, again: bool) -> None:
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     run = run_store.load(context.root, name, whole=True)
     (state,) = launcher.status(context, (run,))
     if not state.ended and launcher.is_unplaced(run):
@@ -342,7 +341,7 @@ def pull(
 
     Only files that are missing here are copied. If a pull was interrupted, the next one continues it.
     """
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     record = run_store.load(context.root, run)
     print(launcher.pull(context, record, into, best=best))
 

@@ -64,7 +64,7 @@ class AppContext:
     emit: Callable[[str], None]  # prints a line for the user
 
 
-def open_context(environ: Mapping[str, str]) -> AppContext:
+def open_context(environ: Mapping[str, str] = os.environ) -> AppContext:
     """Return the context of this process. Its ``emit`` prints to stderr."""
     return AppContext(
         executor=Executor(environ),
@@ -79,7 +79,7 @@ def open_context(environ: Mapping[str, str]) -> AppContext:
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
     """Return a run by its name, or by its folder if ``name`` has a slash. ``task`` selects a task of an array."""
     if name and "/" in name:
-        run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
+        run = run_folders.load(Path(name).absolute())
     else:
         run = run_store.load(context.root, name)
     if task is None:
@@ -90,11 +90,6 @@ def find(context: AppContext, name: str | None, *, task: int | None = None) -> R
         known = ", ".join(one.name.rpartition("-")[2] for one in tasks)
         raise NoInputError(f"--task {task}: run '{run.name}' {f'has tasks {known}' if tasks else 'is not an array'}")
     return found
-
-
-def in_folder(folder: Path) -> tuple[Run, ...]:
-    """Return the runs in a folder, including those that ddpctl did not launch. Raises NoInputError."""
-    return run_folders.load_all(folder.absolute(), kind=targets.default_kind({})[0])
 
 
 # Plan, submit, follow, stop

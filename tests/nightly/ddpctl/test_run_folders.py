@@ -34,7 +34,7 @@ def test_a_batch_script_says_which_job_it_is_also_of_an_array(tmp_path: Path) ->
 
 def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:
     node(tmp_path / "a")
-    (own,) = run_folders.load_all(tmp_path / "a", kind="local")
+    (own,) = run_folders.load_all(tmp_path / "a")
     run_store.save(replace(own, handle={"port": "1"}, target="here"))
     launched = runs_in(tmp_path)["a"]
     assert (launched.target, run_folders.is_by_hand(launched)) == ("here", False)
@@ -83,7 +83,7 @@ def test_a_printed_command_finds_the_run_of_a_folder(tmp_path: Path, monkeypatch
     said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
     read = f"logs '{path.parent}' --rank 0"
     assert typed(said, tmp_path, **env) == [read], "launch --resume needs the record of a launch"
-    (own,) = run_folders.load_all(path.parent, kind="local")
+    (own,) = run_folders.load_all(path.parent)
     run_store.save(replace(own, handle={"port": "1"}))
     said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
     assert typed(said, tmp_path, **env) == [read], "the record is not among this user's runs"
