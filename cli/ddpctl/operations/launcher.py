@@ -78,18 +78,14 @@ def open_context(environ: Mapping[str, str] = os.environ) -> AppContext:
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
     """Return a run by its name, or by its folder if ``name`` has a slash. ``task`` selects a task of an array."""
-    if name and "/" in name:
-        run = run_folders.load(Path(name).absolute())
-    else:
-        run = run_store.load(context.root, name)
+    run = run_folders.load(Path(name).absolute()) if name and "/" in name else run_store.load(context.root, name)
     if task is None:
         return run
-    tasks = target_of(run).tasks(run)
-    found = next((one for one in tasks if one.name == f"{run.name}.task-{task}"), None)
-    if found is None:
-        known = ", ".join(one.name.rpartition("-")[2] for one in tasks)
-        raise NoInputError(f"--task {task}: run '{run.name}' {f'has tasks {known}' if tasks else 'is not an array'}")
-    return found
+    tasks = {each.name.rpartition("-")[2]: each for each in target_of(run).tasks(run)}
+    if str(task) not in tasks:
+        known = f"has tasks {', '.join(tasks)}" if tasks else "is not an array"
+        raise NoInputError(f"--task {task}: run '{run.name}' {known}")
+    return tasks[str(task)]
 
 
 # Plan, submit, follow, stop
@@ -218,9 +214,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     target = target_of(run)
     ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
     stopper = Stopper(context, run, first="INT", ends_on=ends_on if launched else ())
+    query = LogQuery(follow=True, tail=tail)
     if "stop" not in target.capabilities:
         try:
-            context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)))
+            context.executor.perform(target.logs(run, query))
         except KeyboardInterrupt as error:
             state = RunStatus(run=run.name, state="running", message=target.exit_message(run))
             return state, interrupts.code_of(error)
@@ -236,7 +233,6 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
             try:
                 with suppress(CannotWriteError):  # if stdout cannot be written to, the run continues
                     if not printed:  # an interrupt after the end of the log does not print it again
-                        query = LogQuery(follow=True, tail=tail)
                         context.executor.perform(target.logs(run, query), on_interrupt=stopper)
                     printed = True
                 state, code = _ended(context, run, stopper)
@@ -254,7 +250,9 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
     """Wait until the run has ended. Return its last status, and ddpctl's exit code."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
-    state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
+        state = status(context, (run,))[0]
+    else:
+        state = _wait_until_ended(context, run, SETTLE_S)
     if state.alive:
         context.emit(f"the log can no longer be printed; run '{run.name}' keeps running, and Ctrl-C stops it")
     while state.alive:
@@ -445,7 +443,7 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each run in ``asked``, in the same order."""
-    found: dict[str, RunStatus] = {}
+    states: dict[str, RunStatus] = {}
     # A target's options may have changed between two runs.
     groups: dict[tuple[str, str], tuple[targets.Target, list[Run]]] = {}
     for run in asked:
@@ -454,19 +452,18 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
             target = target_of(run)
             groups.setdefault(key, (target, []))[1].append(lost_replies.with_handle(context.executor, target, run))
         except DdpctlError as error:  # one invalid record must not hide the other runs
-            found[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
+            states[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
     for target, group in groups.values():
         try:
-            states = context.executor.perform(target.status(tuple(group), now=time.time()))
+            answers = context.executor.perform(target.status(tuple(group), now=time.time()))
         except DdpctlError as error:  # one target's error must not hide the other runs
-            states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
-        found |= {
-            run.name: _with_local_facts(run, run_folders.without_guess(run, state))
-            for run, state in zip(group, states, strict=True)
-        }
-    own = (run for run in asked if Path(run.folder).parent == context.root)
-    update_discovery(context.root, ((run, found[run.name]) for run in own))
-    return tuple(found[run.name] for run in asked)
+            answers = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
+        for run, state in zip(group, answers, strict=True):
+            states[run.name] = _with_local_facts(run, run_folders.without_guess(run, state))
+    update_discovery(
+        context.root, [(run, states[run.name]) for run in asked if Path(run.folder).parent == context.root]
+    )
+    return tuple(states[run.name] for run in asked)
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
