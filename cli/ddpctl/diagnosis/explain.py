@@ -152,15 +152,6 @@ _UNKNOWN = {
 }
 
 
-def of_last_start(events: Sequence[Event]) -> list[Event]:
-    """Return the events of the last start of ddprun on each node. Each start counts its attempts from 1."""
-    started: dict[int, float] = {}
-    for event in events:
-        if event.event == "node_started":
-            started[event.node] = max(event.time, started.get(event.node, event.time))
-    return [event for event in events if event.time >= started.get(event.node, event.time)]
-
-
 def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
     """Explain where NaN or infinity was first reported in the last attempt. Return None if it was not reported."""
     attempt = max((event.attempt for event in events), default=0)

@@ -51,7 +51,6 @@ _NEXT = {
 }
 GOING: tuple[State, ...] = ("starting", "rendezvous", "running", "training", "stopping")
 WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
-_NOTHING_YET = ("queue", "start")
 LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
@@ -198,7 +197,7 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
     present = len({event.node for event in events}) or nodes
     last = clock.since
     for event in events:
-        if event.event == "node_started" and clock.phase not in (*_NOTHING_YET, "preflight", "lost"):
+        if event.event == "node_started" and clock.phase not in ("queue", "start", "preflight", "lost"):
             clock.turn("lost", last)  # a node was started again
             reached.clear()
         last = max(last, event.time)
@@ -208,14 +207,18 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
         elif _is_end(event, clock.phase):
             clock.turn("end", event.time)
         elif event.event in following:
+            phase = following[event.event]
             reached.setdefault(event.event, set()).add(event.node)
-            if len(reached[event.event]) >= present and _is_later(clock.phase, following[event.event]):
+            is_later = PHASES.index(phase) > PHASES.index(clock.phase)
+            if clock.phase == "lost":
+                is_later = phase in ("training", "running")
+            if len(reached[event.event]) >= present and is_later:
                 if event.event == "first_step" and (again or clock.phase == "lost"):
                     if clock.phase != "lost":
                         clock.turn("lost", event.time)  # until the run takes a step for the first time
                     clock.turn("training", _caught_up(history, event))
                 else:
-                    clock.turn(following[event.event], event.time)
+                    clock.turn(phase, event.time)
 
 
 def phase_totals(spans: Iterable[Span]) -> Mapping[str, float]:
@@ -244,13 +247,6 @@ def _is_end(event: Event, phase: str) -> bool:
     if event.event == "failed":
         return event.facts.get("cause") == "stopped" and phase != "end"
     return event.event in ("training_ended", "stopping") and phase == "training"
-
-
-def _is_later(phase: str, following: str) -> bool:
-    """Return whether ``following`` comes after ``phase``. After ``lost``, only training and running can follow."""
-    if phase == "lost":
-        return following in ("training", "running")
-    return PHASES.index(following) > PHASES.index(phase)
 
 
 def _last_step(history: History, before: float) -> float:
