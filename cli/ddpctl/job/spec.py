@@ -9,6 +9,7 @@ from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
 from ddpwire import names
+from ddpwire.machine import MAX_PORT
 from ddpwire.version import __version__
 
 # The image that a release publishes. A spec's default image is defined only here.
@@ -65,7 +66,6 @@ TIME_PATTERN = re.compile(
     rf"(?=[1-9])(?:[0-9]{{1,9}}d)?(?:[0-9]{{1,9}}h)?(?:[0-9]{{1,9}}m)?(?:[0-9]{{1,9}}s)?|{_CLOCK}"
 )
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-MAX_PORT = 65535
 STORE = matching(
     r"[a-z][a-z0-9]{0,15}://[A-Za-z0-9][A-Za-z0-9._/=+-]{0,511}",  # no user, password or query
     "expected the URL of an object store, such as s3://BUCKET/PATH",

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from ddpctl.errors import UnavailableError, UsageError
-from ddpctl.job.spec import MAX_PORT, is_port
+from ddpctl.job.spec import is_port
 from ddpctl.monitoring.alerts import promql_duration
 from ddpctl.text import quote
+from ddpwire.machine import MAX_PORT
 
 JOB = "ddp"
 HEAD = """\

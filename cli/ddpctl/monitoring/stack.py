@@ -129,8 +129,15 @@ def up(
     write_files(folder, {**compose_files(scraping, limits), ".env": env_file}, force=True)
     todo = f" ({BY_HAND}, or set PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
     _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *only), todo)
+    deadline = time.monotonic() + READY_S
     for service in only:
-        _wait(service, urls[service], f"{' '.join((*compose, 'logs', service))} in {folder}")
+        while not is_reachable(urls[service]):
+            if time.monotonic() > deadline:
+                late = f"{service} does not answer at {urls[service]} after {READY_S:g} s"
+                raise UnavailableError(
+                    f"{late}; for the cause, run {' '.join((*compose, 'logs', service))} in {folder}"
+                )
+            time.sleep(0.2)
     return urls
 
 
@@ -179,16 +186,6 @@ def _run(context: AppContext, command: Command, todo: str = "") -> None:
 
 def _urls(*ports: object) -> dict[str, str]:
     return {service: f"http://127.0.0.1:{port}" for service, port in zip(SERVICES, ports, strict=True)}
-
-
-def _wait(service: str, url: str, where: str) -> None:
-    deadline = time.monotonic() + READY_S
-    while not is_reachable(url):
-        if time.monotonic() > deadline:
-            raise UnavailableError(
-                f"{service} does not answer at {url} after {READY_S:g} s; for the cause, run {where}"
-            )
-        time.sleep(0.2)
 
 
 def dashboard_config_maps() -> str:

@@ -27,7 +27,7 @@ from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import TRAINER, Plan, Request, program, title
 from ddpctl.operations import lost_replies, run_folders
-from ddpctl.operations.replacement import Replacement
+from ddpctl.operations.replacement import replacing_lost_nodes
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
@@ -227,7 +227,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         nonlocal run
         run = stopper.run = changed
 
-    with Replacement(context.executor, target, run, emit=context.emit, moved=moved, stopping=lambda: stopper.times > 0):
+    def is_stopping() -> bool:
+        return stopper.times > 0
+
+    with replacing_lost_nodes(context.executor, target, run, emit=context.emit, moved=moved, stopping=is_stopping):
         printed = False
         while True:
             try:
@@ -471,7 +474,8 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     # The target did not answer, or knows nothing about the run's end.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):
-        state = state.with_end(end)
+        exists = {name: getattr(state, name) for name in ("remains", "has_logs", "has_files")}
+        state = replace(end, nodes=state.nodes or end.nodes, **exists)  # what is newer: what still exists
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)

@@ -294,13 +294,11 @@ def known_end(run: Run) -> RunStatus | None:
 
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
-    found = {}
-    for node in range(run.job.max_nodes):
-        try:
-            found[node] = read_outcome(read_record(Path(run.folder) / node_name(node) / OUTCOME).decode())
-        except (OSError, ValueError):
-            return {}
-    return found
+    paths = {node: Path(run.folder) / node_name(node) / OUTCOME for node in range(run.job.max_nodes)}
+    try:
+        return {node: read_outcome(read_record(path).decode()) for node, path in paths.items()}
+    except (OSError, ValueError):
+        return {}
 
 
 def save(run: Run) -> None:
@@ -374,7 +372,8 @@ def read(folder: Path, text: str | None = None) -> Run | None:
         if "\\u0000" in text:  # a path or an argument cannot contain NUL
             return None
         record = parse_json(text)
-        job = _job(record["job"])
+        job = from_record(JobSpec, record["job"])
+        check_nodes(job.nodes)
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
         run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
         texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version, run.uid, run.user, run.base_name)
@@ -383,13 +382,6 @@ def read(folder: Path, text: str | None = None) -> Run | None:
         return run if whole and all(isinstance(text, str) for text in texts) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _job(record: Mapping[str, Any]) -> JobSpec:
-    """Return a recorded job without fields that this version does not know. Raises ValueError or TypeError."""
-    job: JobSpec = from_record(JobSpec, record)
-    check_nodes(job.nodes)
-    return job
 
 
 @dataclass(frozen=True, kw_only=True)

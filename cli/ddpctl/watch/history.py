@@ -54,12 +54,12 @@ class History:
         The counter is interpolated between two rows. Without this, a moment just before a row and a moment just after
         it would give very different rates.
         """
-        lines = [_increases(_counted(rows, name, moments)) for rows in self.nodes.values()]
-        spans = [after - before for before, after in pairwise(moments)]
-        return tuple(
-            None if (known := [increase for increase in grown if increase is not None]) == [] else sum(known) / span
-            for grown, span in zip(zip(*lines, strict=True), spans, strict=True)
-        ) if lines else ()  # fmt: skip
+        lines = [pairwise(_counted(rows, name, moments)) for rows in self.nodes.values()]
+        rates: list[float | None] = []
+        for (begin, end), counts in zip(pairwise(moments), zip(*lines, strict=True), strict=bool(lines)):
+            grown = [after - (before or 0.0) for before, after in counts if after is not None]
+            rates.append(sum(grown) / (end - begin) if grown else None)
+        return tuple(rates)
 
     def total(self, name: str) -> float:
         """Return the last value of a series, summed over the nodes."""
@@ -108,10 +108,6 @@ def _counted(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[f
             share = (moment - times[place - 1]) / (times[place] - times[place - 1])
             values.append(grown[place - 1] + max(0.0, share) * (grown[place] - grown[place - 1]))
     return values
-
-
-def _increases(values: Sequence[float | None]) -> list[float | None]:
-    return [None if after is None else after - (before or 0.0) for before, after in pairwise(values)]
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
