@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-ONCE_S = 1.0  # the time between the two probes from which --once computes the speed
-
-
 def top(
     run: RunName = None,
     task: Task = None,
@@ -59,7 +56,7 @@ def top(
 def _once(watcher: Watcher, run: Run, *, as_json: bool) -> None:
     snapshot = watcher.probe()
     if snapshot.ranks:
-        time.sleep(ONCE_S)
+        time.sleep(1.0)  # the speed is computed from two probes
         snapshot = watcher.probe()
     if as_json:
         print(document(snapshot))
@@ -93,9 +90,9 @@ def document(snapshot: Snapshot) -> str:
 
 def _known(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _known(one) for name, one in value.items()}
+        return {name: _known(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(one) for one in value]
+        return [*map(_known, value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -528,17 +528,13 @@ def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
                     if is_targets_file_of(path.name, run.name):
                         path.unlink(missing_ok=True)
             elif run.elsewhere and status.nodes and "discovery" in targets.capabilities(run.kind):
-                _write_discovery(folder / targets_file_name(run.name), run, status)
-
-
-def _write_discovery(path: Path, run: Run, status: RunStatus) -> None:
-    endpoints = [
-        MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
-        for report in status.nodes
-        if report.alive and report.state and report.state.metrics
-    ]
-    content = targets_text(endpoints)
-    if endpoints and not (path.exists() and path.read_text() == content):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content.encode())
-        path.chmod(0o644)  # Prometheus runs as another user
+                endpoints = [
+                    MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
+                    for report in status.nodes
+                    if report.alive and report.state and report.state.metrics
+                ]
+                path, content = folder / targets_file_name(run.name), targets_text(endpoints)
+                if endpoints and not (path.exists() and path.read_text() == content):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_atomic(path, content.encode())
+                    path.chmod(0o644)  # Prometheus runs as another user
