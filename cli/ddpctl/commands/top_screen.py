@@ -46,12 +46,16 @@ def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, pl
         return Group(_cut(head, width), *message, *(_cut(line, width) for line in numbers))
     lines = [head, *message, *numbers]
     has_phases = width >= MIDDLE and _any(snapshot.ranks, "phases")
-    max_rows = None if height is None else max(1, height - len(lines) - 2 - len(_legend(width) * has_phases))
-    shown, left_out = _fit(snapshot.ranks, max_rows)
-    above = [_cut(line, width) for line in (*lines, Text())]
-    below = [Text(f"and {left_out} more ranks, none of them slower", style="dim")] if left_out else []
+    above, below = [_cut(line, width) for line in (*lines, Text())], list[Text]()
     legend = [_cut(line, width) for line in _legend(width)] if has_phases else []
-    return Group(*above, _table(shown, width), *below, *legend)
+    rows = list(snapshot.ranks)
+    max_rows = len(rows) if height is None else max(1, height - len(lines) - 2 - len(legend))
+    if len(rows) > max_rows:  # show the slowest ranks
+        num_shown = max(max_rows, 2) - 1
+        rows.sort(key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
+        below = [Text(f"and {len(rows) - num_shown} more ranks, none of them slower", style="dim")]
+        rows = sorted(rows[:num_shown], key=lambda row: row.rank)
+    return Group(*above, _table(rows, width), *below, *legend)
 
 
 def _cut(line: Text, width: int) -> Text:
@@ -118,15 +122,6 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
         else:
             lines[-1] = lines[-1] + "   " + part
     return lines
-
-
-def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """Return all ranks, or the slowest ones if there are more than ``max_rows``, and how many are left out."""
-    if max_rows is None or len(ranks) <= max_rows:
-        return ranks, 0
-    max_rows = max(max_rows, 2)
-    worst = sorted(ranks, key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
-    return sorted(worst[: max_rows - 1], key=lambda row: row.rank), len(ranks) - max_rows + 1
 
 
 def _table(rows: Sequence[RankRow], width: int) -> Table:
@@ -208,27 +203,22 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False) -> str:
-    """Draw the values as a line of at most ``width`` characters, scaled to their range. None becomes a space."""
+    """Draw the values as a line of at most ``width`` characters, scaled to their range. None becomes a space.
+
+    If there are more values, each character stands for the mean of the known values in one section.
+    """
     ramp = PLAIN if plain else BLOCKS
-    shown = _downsample(values, width)
+    shown = list(values)
+    if len(values) > width:
+        cuts = [round(index * len(values) / width) for index in range(width + 1)]
+        sections = ([value for value in values[start:end] if value is not None] for start, end in pairwise(cuts))
+        shown = [sum(section) / len(section) if section else None for section in sections]
     known = [value for value in shown if value is not None]
     if not known:
         return ""
     low, span = min(known), max(known) - min(known)
     steps = len(ramp) - 1
     return "".join(" " if value is None else ramp[round((value - low) / (span or 1) * steps)] for value in shown)
-
-
-def _downsample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most ``width`` values. Each value is the mean of the known values in one section of the input."""
-    if len(values) <= width:
-        return list(values)
-    cuts = [round(index * len(values) / width) for index in range(width + 1)]
-    means: list[float | None] = []
-    for start, end in pairwise(cuts):
-        known = [value for value in values[start:end] if value is not None]
-        means.append(sum(known) / len(known) if known else None)
-    return means
 
 
 def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:

@@ -72,16 +72,11 @@ STORE = matching(
 )
 
 
-def check_size(size: str) -> str:
-    """Check that the text is a size such as ``64Gi``. Raises ValueError."""
-    if not SIZE_PATTERN.fullmatch(size):
-        raise ValueError(
-            "expected a whole number and Mi, Gi or Ti, such as 64Gi, or M, G or T as the scheduler has them"
-        )
-    return size
-
-
-SIZE = Rule(check_size, {"pattern": SIZE_PATTERN.pattern})
+SIZE = matching(
+    SIZE_PATTERN.pattern,
+    "expected a whole number and Mi, Gi or Ti, such as 64Gi, or M, G or T as the scheduler has them",
+)
+check_size = SIZE.check
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
@@ -100,11 +95,6 @@ def time_s(text: str) -> int:
         hours, minutes, seconds = (*map(int, clock.split(":")), 0, 0)[:3]
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([smhd])", text))
-
-
-def is_port(text: str) -> bool:
-    """Return whether a text is the number of a TCP port."""
-    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= MAX_PORT
 
 
 def size_bytes(size: str) -> int:

@@ -370,7 +370,12 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         last_lines=last_lines,
         last_lines_of=last_lines_of,
         silent=tuple(f"node {answer.node}: {answer.failure}" for answer in answers if answer.failure),
-        torn=tuple(line for answer in answers for line in _torn(answer)),
+        torn=tuple(
+            f"node {answer.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
+            for answer in answers
+            for name, text in answer.files.items()
+            if name != ENVIRONMENT and (count := (strange_rows if name == HISTORY else strange_lines)(text))
+        ),
         restarts=count_restarts(events, placed),
     )
 
@@ -392,16 +397,6 @@ def _last_output(context: AppContext, run: Run, status: RunStatus) -> tuple[str,
         return "", ""
     who = f"rank {outcome.rank} on node {node}" if outcome and name != NODE_LOG else f"node {node}"
     return who, answer.files[name]
-
-
-def _torn(answer: ProbeResult) -> list[str]:
-    counts = {name: strange_lines(answer.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
-    counts[HISTORY] = strange_rows(answer.files.get(HISTORY, ""))
-    return [
-        f"node {answer.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
-        for name, count in counts.items()
-        if count
-    ]
 
 
 def _environment(answer: ProbeResult) -> Mapping[str, str]:
