@@ -17,7 +17,6 @@ from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
@@ -129,8 +128,7 @@ def hang_lines(context: AppContext, run: Run, state: RunStatus) -> list[str]:
 
 def emit_end(context: AppContext, run: Run, state: RunStatus, code: int) -> None:
     """Print the result of a run after its end. ``code`` is ddpctl's exit code."""
-    lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
-    for line in (*lines, *hang_lines(context, run, state)):
+    for line in (*closing_lines(run, state, code=code), *hang_lines(context, run, state)):
         context.emit(line)
     with suppress(DdpctlError):
         for text in context.executor.perform(launcher.target_of(run).made(run)) if state.ended else ():

@@ -80,8 +80,7 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     if as_json:
         print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
         return
-    lines = formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record))
-    for line in (*lines, *explain.hang_lines(context, record, state)):
+    for line in (*formatting.status_lines(record, state, tasks), *explain.hang_lines(context, record, state)):
         print(line)
 
 
@@ -186,7 +185,7 @@ def stop(
             wrong = UnavailableError if state.state == "unknown" else DdpctlError
             raise wrong(f"run '{record.name}' has not ended: {state.state}, {state.message}")
         context.emit(f"run '{record.name}' {state.state}, exit code {state.code}: {state.message}")
-        for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
+        for line in formatting.next_steps(record, state):
             context.emit(line)
     ended = [(record, state) for record, state in states if record.name not in going]
     cleared = [record for record, state in ended if targets.may_leave(record, state) and not every]

@@ -20,6 +20,7 @@ from ddpctl.monitoring.prometheus import Scraping, is_reachable, prometheus_yml
 from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import read_regular, write_atomic
 
+FOLDER = ".monitoring"  # for the files and the data, in the folder of the runs; no run can have this name
 PROJECT = "ddpctl-monitor"
 MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
 DASHBOARDS = ("run", "fleet")
@@ -50,15 +51,10 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
     return {**files, **{name: static_file(name) for name in COMPOSE_FILES}}
 
 
-def folder_of(root: Path) -> Path:
-    """Return the folder for the files and the data. No run can have this folder's name."""
-    return root / ".monitoring"
-
-
 def urls_of(root: Path) -> dict[str, str]:
     """Return the URL of each service, with the ports from ``.env``. Return no URLs if there is no such file."""
     try:
-        lines = (folder_of(root) / ".env").read_text().splitlines()
+        lines = (root / FOLDER / ".env").read_text().splitlines()
     except OSError:
         return {}
     env = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -105,7 +101,7 @@ def up(
 
     ``ports``: the ports of Prometheus and Grafana. Return the URL of each service.
     """
-    folder, urls = folder_of(context.root), _urls(*ports)
+    folder, urls = context.root / FOLDER, _urls(*ports)
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, folder, "ps", "-q")))
     if not running.stdout.strip():
@@ -143,7 +139,7 @@ def up(
 
 def down(context: AppContext, *, forget: bool) -> bool:
     """Remove the containers. If ``forget``, also delete their data. Return False if there is nothing to remove."""
-    folder = folder_of(context.root)
+    folder = context.root / FOLDER
     if not (folder / "compose.yaml").exists():
         return False
     compose = context.executor.perform(find_compose())

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 
 from ddpctl import targets
 from ddpctl.execution.node_probe import Probe, ProbeResult
@@ -57,7 +56,6 @@ EVENT_KINDS = (
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
 Placed = Mapping[int, Sequence[float]]  # the times at which each node got a machine, in seconds since the epoch
-NOWHERE: Placed = MappingProxyType({})
 PLACE_S = 2.0  # tolerance, because a queue may report whole seconds of another clock
 BAD = ("failed", "checkpoint_failed")
 OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node or every rank reports these events
@@ -133,7 +131,7 @@ def phase_spans(
     return tuple(spans)
 
 
-def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
+def split_starts(events: Sequence[Event], placed: Placed) -> list[Sequence[Event]]:
     """Split the events into groups, one group for each start of the run.
 
     A single node that starts again while the other nodes go on does not begin a new group.
@@ -166,7 +164,7 @@ def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] 
     )
 
 
-def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
+def count_restarts(events: Sequence[Event], placed: Placed) -> int:
     """Return how often ddprun or the target started the ranks again."""
     starts = split_starts(events, placed)
     by_ddprun = 0
