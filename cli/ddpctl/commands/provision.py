@@ -84,17 +84,14 @@ def provision(
     if inventory is None:
         settings = ssh_settings("provision", target, file, other=", or an inventory with --inventory")
         machines = {"controller": controller, "monitor": monitor, "storage": storage}
-        site = provisioning.Site(
-            login=login,
-            keys=_keys(settings, public_key, required=playbook == "site" and not dry_run),
-            image=None if settings.options.runtime == "none" else settings.job.image,
-            places={group: host for group, host in machines.items() if host},
-        )
+        places = {group: host for group, host in machines.items() if host}
+        keys = _keys(settings, public_key, required=playbook == "site" and not dry_run)
+        image = None if settings.options.runtime == "none" else settings.job.image
         inventory = folder / f"{settings.target}.yaml"
         try:
-            text = provisioning.inventory_text(settings.options, site)
+            text = provisioning.inventory_text(settings.options, login=login, keys=keys, image=image, places=places)
         except ValueError as error:  # a flag names an invalid machine
-            named = ", ".join(f"--{flag} {host!r}" for flag, host in site.places.items())
+            named = ", ".join(f"--{flag} {host!r}" for flag, host in places.items())
             raise UsageError(f"provision: {named}: {error}") from None
         if dry_run:
             print(f"# {inventory} would contain:\n{text}")

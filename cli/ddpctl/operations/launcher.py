@@ -141,7 +141,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 
 def dry_run(context: AppContext, request: Request) -> None:
     """Print the commands that a launch would run."""
-    name, _ = _name(context, request)
+    name, _ = run_store.choose_name(context.root, request)
     run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
@@ -154,7 +154,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     """Start a run and save its record. If the launch fails or is interrupted, undo it as far as possible."""
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
-    name, base_name = _name(context, request)
+    name, base_name = run_store.choose_name(context.root, request)
     folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
@@ -192,13 +192,6 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         except BaseException as error:
             lost_replies.settle(context.executor, target, run, error, emit=context.emit)  # it raises an error
     return run
-
-
-def _name(context: AppContext, request: Request) -> tuple[str, str]:
-    """Return the run's name, and its base name if the name has a number of ddpctl's."""
-    if request.resumes and not request.name:
-        return run_store.next_name(context.root, request.resumes)
-    return request.name or run_store.new_name(context.root, request.job.name), ""
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
