@@ -72,7 +72,8 @@ def run(
 ) -> Any:
     """Do what ``ddpctl.notebook.launch`` documents. ``fields``: those arguments that are fields of JobSpec."""
     # In messages, show the name of the function instead of the module that calls it.
-    module, shown = "ddpctl.notebook.rank_main", callee if isinstance(callee, str) else serialization.title(callee)
+    module = "ddpctl.notebook.rank_main"
+    shown = callee if isinstance(callee, str) else f"{serialization.name_of(callee)}()"
     context = AppContext(
         executor=_executor(),
         root=run_store.state_dir(os.environ),
