@@ -371,8 +371,8 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         torn=tuple(
             f"node {answer.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
             for answer in answers
-            for name, text in answer.files.items()
-            if name != ENVIRONMENT and (count := (strange_rows if name == HISTORY else strange_lines)(text))
+            for name in (EVENTS_BEFORE, EVENTS, HISTORY)
+            if (count := (strange_rows if name == HISTORY else strange_lines)(answer.files.get(name, "")))
         ),
         restarts=count_restarts(events, placed),
     )
