@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,9 @@ from torch.nn import functional
 from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.config import TrainingOptions
-from ddptrain.data.augment import Batch, lay_out
+from ddptrain.data.augment import Batch
 from ddptrain.data.base import ImageDataset
 from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
-from ddptrain.data.text import TextBatches
 from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
@@ -254,7 +252,7 @@ def evaluate(state: TrainingState) -> Evaluation:
     first, last = (num_samples * number // size for number in (rank, rank + 1))
     for start in range(first, first + -(-num_samples // size), count):
         index_B = torch.arange(start, min(start + count, last))
-        batch = _test_batch(state, index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
+        batch = state.batch_builder.test_batch(index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
             views = _test_views(batch.inputs, state.options.training)
             logits = torch.stack([weight * model(inputs) for weight, inputs in views]).sum(0)
@@ -272,17 +270,6 @@ def _num_evaluated_at_once(state: TrainingState) -> int:
     if isinstance(state.data, ImageDataset):
         return min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
     return max(1, MAX_EVAL_BYTES // state.data.context)
-
-
-def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
-    device = state.world.device
-    if isinstance(state.batch_builder, TextBatches):
-        return state.batch_builder.test_batch(index_B)
-    data: Any = state.data
-    part, test = slice(int(index_B[0]), int(index_B[-1]) + 1), data.test
-    pixels = lay_out(test.images_NHWC[part].to(device), crop_px=data.shape.size_px, shift_px=0, mirrored=False)
-    inputs = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(index_B), device=device)))
-    return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
 
 
 def _test_views(inputs: Tensor, options: TrainingOptions) -> list[tuple[float, Tensor]]:

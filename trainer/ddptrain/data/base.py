@@ -30,14 +30,6 @@ class ImageShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """The default augmentation of a data set."""
-
-    shift_px: int = 0
-    flip: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Samples:
     """Images and labels. The images may be mapped into memory from a file."""
 
@@ -48,11 +40,6 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels_N)
 
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of the images."""
-        return self.images_NHWC.numel()
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
@@ -60,9 +47,10 @@ class ImageDataset:
 
     name: str
     classes: int
-    augmentation: Augmentation
     train: Samples
     test: Samples
+    shift_px: int = 0  # the defaults of --shift and --flip
+    flip: bool = False
     crop_px: int | None = None
     noun = "images"  # the plural name of a sample
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ddptrain.config import DataOptions
-from ddptrain.data.base import Augmentation, ImageDataset, Samples
+from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.sampling import sample_hash
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
@@ -117,7 +117,7 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
     return ImageDataset(
         name=options.folder.resolve().name,
         classes=len(listing.classes),
-        augmentation=Augmentation(flip=True),
+        flip=True,
         train=samples(listing.train),
         test=samples(listing.test),
         crop_px=options.image_size,

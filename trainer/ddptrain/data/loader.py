@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,20 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddptrain.config import Options
-from ddptrain.data.augment import (
-    Augmentations,
-    BatchBuilder,
-    Fetched,
-    Mark,
-    Normalisation,
-    Pixels,
-    lay_out,
-    make_mixing,
-    num_bytes_laid_out,
-)
+from ddptrain.config import AugmentationOptions, Options
+from ddptrain.data.augment import BatchBuilder, Mark, Normalisation, Pixels, lay_out, num_bytes_laid_out
 from ddptrain.data.base import ImageDataset, Samples
-from ddptrain.data.sampling import batches, epoch_order, shard_of
+from ddptrain.data.sampling import batches, beta_table, epoch_order, shard_of
 from ddptrain.distributed import World
 from ddptrain.errors import TrainError, config_error
 from ddptrain.machine import format_bytes, free_bytes
@@ -52,9 +42,9 @@ class DeviceFeed:
     labels_N: Tensor
     description: str
 
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:  # noqa: ARG002 - LoaderFeed needs them
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> tuple[Pixels, Tensor, Tensor]:  # noqa: ARG002 - LoaderFeed needs them
         """Return samples of the training set."""
-        return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
+        return self.pixels, indices_B, self.labels_N[indices_B]
 
     def rewind(self) -> None:
         """Do nothing, because batches can be fetched in any order."""
@@ -131,7 +121,7 @@ class LoaderFeed:
         self._epoch: int | None = None
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> tuple[Pixels, Tensor, Tensor]:
         """Return the samples of the plan's next batch. ``indices_B`` must be the indices of these samples."""
         try:
             if epoch != self._epoch:
@@ -152,9 +142,7 @@ class LoaderFeed:
         mark("data")
         images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in read)
         mark("h2d")
-        return Fetched(
-            pixels=self._crop(images_BHWC), index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B
-        )
+        return self._crop(images_BHWC), torch.arange(len(labels_B), device=self._device), labels_B
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._batches)
@@ -178,8 +166,8 @@ class LoaderFeed:
         self._epoch = None
 
 
-def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
-    """Return the augmentation of the training images, and the number of pixels of padding. Raises TrainError."""
+def choose_augmentation(options: Options, data: ImageDataset) -> AugmentationOptions:
+    """Return the augmentation of the training images, with the data set's defaults. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
     sizes = {"--test-shift": options.training.test_shift}
     if given.augment:
@@ -189,35 +177,42 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
             message = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
             raise config_error(f"{message}: expected 0 to {size_px - 1}")
     if not given.augment:
-        return Augmentations(), 0
-    flip = data.augmentation.flip or given.alternate_flip if given.flip is None else given.flip
-    mixing = make_mixing(given.mixup, given.cutmix, device)
-    augmentations = Augmentations(
-        shift=True, flip=flip, alternate=given.alternate_flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing
+        return AugmentationOptions(augment=False, reflect=given.reflect)
+    return replace(
+        given,
+        shift=data.shift_px if given.shift is None else given.shift,
+        flip=data.flip or given.alternate_flip if given.flip is None else given.flip,
     )
-    return augmentations, data.augmentation.shift_px if given.shift is None else given.shift
 
 
 def make_batch_builder(
     options: Options, data: ImageDataset, world: World, normalise: Normalisation, *, batch_size: int
 ) -> BatchBuilder:
     """Return the builder of batches. ``--input`` decides how samples reach the device. Raises TrainError."""
-    augmentations, shift_px = choose_augmentations(options, data, world.device)
-    images_NHWC = data.train.images_NHWC
-    crop = partial(lay_out, crop_px=data.shape.size_px, shift_px=shift_px, reflect=options.augmentation.reflect)
+    augmentation, images_NHWC = choose_augmentation(options, data), data.train.images_NHWC
+    shift_px = augmentation.shift or 0
+    crop = partial(lay_out, crop_px=data.shape.size_px, shift_px=shift_px, reflect=augmentation.reflect)
     needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]
     sharing = world.rank_info.local_world_size if world.device.type == "cpu" else 1
     available = MAX_FREE_MEMORY_USED * free_bytes(world.device) / sharing
-    fits = needed[0] + data.test.num_bytes <= available
+    available -= data.test.images_NHWC.numel()
+    fits = needed[0] <= available
+    mixup, cutmix = (
+        beta_table(alpha).to(world.device) if alpha else None for alpha in (augmentation.mixup, augmentation.cutmix)
+    )
     build = partial(
         BatchBuilder,
-        augmentations=augmentations,
+        options=augmentation,
+        mixup=mixup,
+        cutmix=cutmix,
         normalise=normalise,
         seed=options.training.seed,
         num_samples=len(data.train),
+        test=data.test,
+        crop_px=data.shape.size_px,
     )
     if options.data.input == "device" or (options.data.input == "auto" and fits):
-        mirrored = augmentations.flip and needed[1] + data.test.num_bytes <= available
+        mirrored = bool(augmentation.flip) and needed[1] <= available
         pixels = crop(images_NHWC, mirrored=mirrored, device=world.device)
         description = f"{format_bytes(pixels.squares_MHWC.numel())} of images on the device"
         labels_N = data.train.labels_N.to(world.device)
@@ -230,7 +225,7 @@ def make_batch_builder(
         at = int((order == first).nonzero()[0]) // batch_size
         for batch in batches(order, batch_size, first=at):
             shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
-            yield batch_builder.wanted(shard.indices_N, epoch=epoch)
+            yield batch_builder.needed(shard.indices_N, epoch=epoch)
 
     feed = LoaderFeed(
         data.train,
