@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ddptrain.recipes import RECIPES, RecipeError, read_recipe, recipe_names
+from ddptrain.recipes import RECIPES, read_recipe, recipe_names
 from ddpwire import commandline, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
@@ -410,7 +410,7 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
         given["checkpoint_store"] = given.pop("checkpoint_dir")
     try:
         recipe = read_recipe(name)
-    except RecipeError as error:
+    except ValueError as error:
         parser.error(f"argument --recipe: {error}")
     parser.source = f"recipe {name}: "
     values = vars(parser.parse_args(recipe))

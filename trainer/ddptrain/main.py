@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddptrain import debugging
+from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, StopVote, open_progress
 from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
 from ddptrain.checkpoint_manager import CheckpointManager
@@ -63,6 +63,7 @@ from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 from ddpwire.run_files import write_error
 from ddpwire.signals import Signals
 
+RECORDS = 2000  # collectives that the flight recorder keeps, with --debug
 _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 
 
@@ -84,7 +85,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
         return error.code
     except Exception as error:
         if options.callbacks.debug and rank_info.size > 1:
-            debugging.dump_collectives(rank_info.rank, Path(), log=_log_error)
+            _dump_collectives(rank_info.rank)
         if is_lost_peer(error):
             if is_timeout(error):
                 metrics.count(catalogue.COLLECTIVE_TIMEOUTS)
@@ -121,7 +122,7 @@ def _train(
     check_strategy(options, rank_info)
     set_up_torch(rank_info, environ, deterministic=options.machine.deterministic)
     if options.callbacks.debug:
-        debugging.set_up()
+        _turn_on_debugging()
     join_ranks(rank_info, options.ranks)
     world = make_world(rank_info, options.machine.device, options.ranks)
     directory = _open_directory(options, rank_info)
@@ -132,7 +133,7 @@ def _train(
     data = _load_data(options, rank_info, metrics)
     warn_if_too_large(options, world, getattr(data, "shape", None), batch_size)
     state = agree(rank_info, lambda: build_training_state(options, world, data, batch_size=batch_size))
-    progress = open_progress(first=rank_info.is_first, environ=environ, noun=data.noun)
+    progress = open_progress(first=rank_info.is_first, environ=environ)
     progress.log(start_message(state))
 
     # A sharded optimizer cannot skip a step by a flag on the GPU, so each step waits for the norm of its gradient.
@@ -271,6 +272,42 @@ def _save_and_report(
         productive_s=round(callbacks.goodput.productive_s, 3),
         lost_s=lost,
     )
+
+
+def _turn_on_debugging() -> None:
+    """Turn on torch's tools that show why ranks disagree, hang or compute NaN. They slow the training down.
+
+    Call this before the process group is created. The user's environment takes precedence.
+    """
+    given = {
+        # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "TORCH_CPP_LOG_LEVEL": "INFO",
+        "TORCH_SHOW_CPP_STACKTRACES": "1",
+        "TORCH_FR_BUFFER_SIZE": str(RECORDS),
+        "TORCH_FR_DUMP_TEMP_FILE": "flight-recorder-",  # NCCL adds the rank
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+    for name, value in given.items():
+        os.environ.setdefault(name, value)
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch may have been imported long before
+    torch.autograd.set_detect_anomaly(True, check_nan=False)  # only tracebacks: NonFiniteGuard finds NaN
+
+
+def _dump_collectives(rank: int) -> None:
+    """Write the last collectives of this rank to a file. Only gloo needs this. NCCL writes such files itself."""
+    dump = compat.flight_recorder_dump()
+    if dump is None:
+        return
+    path = Path(f"flight-recorder-{rank}.json")
+    try:
+        trace = dump()
+        path.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
+    except (OSError, RuntimeError) as error:
+        _log_error(f"cannot write the last collectives of rank {rank}: {error}")
+    else:
+        _log_error(f"wrote the last collectives of rank {rank} to {path}")
 
 
 def _log_error(message: str) -> None:

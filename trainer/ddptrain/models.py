@@ -233,7 +233,11 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
             warnings.simplefilter("ignore")  # some models warn about their initialisation
             model: nn.Module = torchvision_module("models").get_model(plain, weights=None, **options)
             if small_stem:
-                _make_stem_small(model, name)
+                first = getattr(model, "conv1", None)
+                if not isinstance(first, nn.Conv2d) or not hasattr(model, "maxpool"):
+                    raise config_error(f"--stem small is for ResNets, not for {name}")
+                model.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 3, padding=1, bias=False)
+                model.maxpool = nn.Identity()
             return model.to(device)
 
     try:
@@ -243,15 +247,6 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
         raise config_error(f"--model {name} does not work with images of {shape.size_px} px: {reason}") from None
     model = build(torch.get_default_device())
     return model if shape.channels == 3 else ThreeChannels(model)
-
-
-def _make_stem_small(model: nn.Module, name: str) -> None:
-    """Replace the stem with a 3x3 convolution without pooling. Raises TrainError if the model is not a ResNet."""
-    old = getattr(model, "conv1", None)
-    if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
-        raise config_error(f"--stem small is for ResNets, not for {name}")
-    model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
 
 
 def weights_file(options: ModelOptions) -> Path:

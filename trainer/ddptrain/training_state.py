@@ -29,6 +29,8 @@ from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from ddptrain.sharding import Sharding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -102,31 +104,17 @@ class Stateful(Protocol):
         """Load a state."""
 
 
-class TensorBoard:
-    """Writes the results of each epoch to TensorBoard's event files."""
+def open_tensorboard(folder: Path) -> "SummaryWriter":
+    """Return a writer of TensorBoard's event files. Raises TrainError."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path | None) -> None:
-        """Write to ``folder``. If ``folder`` is None, write nothing. Raises TrainError."""
-        self._writer: Any = None
-        try:
-            if folder is not None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._writer = SummaryWriter(str(folder))
-        except ImportError:
-            message = "--tensorboard needs tensorboard, which is not installed: pip install tensorboard"
-            raise TrainError(Exit.NO_INPUT, message) from None
-        except OSError as error:
-            raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
-
-    def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
-        """Write the results of the epoch that ended after ``step`` steps."""
-        if self._writer is None:
-            return
-        values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        return SummaryWriter(str(folder))
+    except ImportError:
+        message = "--tensorboard needs tensorboard, which is not installed: pip install tensorboard"
+        raise TrainError(Exit.NO_INPUT, message) from None
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +131,8 @@ class TrainingState:
     sharding: "Sharding | None"  # None: every rank has the complete model
     optimizer: torch.optim.Optimizer
     ema: WeightAverage | None
-    tensorboard: TensorBoard
+    tensorboard: "SummaryWriter | None"
     batch_size: int  # over all ranks
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model to evaluate: the averaged model if there is one."""
-        return self.model if self.ema is None else self.ema.model
 
     @property
     def steps_per_epoch(self) -> int:
@@ -238,7 +221,9 @@ def build_training_state(
         ddp=ddp,
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
-        tensorboard=TensorBoard(options.training.tensorboard if world.rank_info.is_first else None),
+        tensorboard=open_tensorboard(folder)
+        if (folder := options.training.tensorboard) and world.rank_info.is_first
+        else None,
         batch_size=batch_size,
     )
 

@@ -1,5 +1,5 @@
 # ruff: noqa: N815 - tensors carry their shape in their name
-"""A data set: uint8 images and labels in tensors, for training and for testing.
+"""A data set: uint8 images and labels in tensors, for training and for testing. Also the free memory of a device.
 
 Shapes: N samples, H height, W width, C channels.
 """
@@ -12,12 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
 CONNECT_TIMEOUT_S = 30.0
+MB = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,3 +92,29 @@ def connect_timeout() -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the free bytes of a GPU or, for a CPU, of the machine or of the container, whichever has less."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024.0 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return float("inf")  # not Linux
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = (Path("/sys/fs/cgroup", name).read_text().strip() for name in (limit, used))
+            return free if most == "max" else min(free, float(most) - float(now))
+        except OSError:
+            continue
+    return free
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size with its unit, for messages."""
+    return f"{num_bytes / MB:.1f} MB" if num_bytes < 1000 * MB else f"{num_bytes / MB / 1000:,.1f} GB"

@@ -21,11 +21,17 @@ import torch
 
 from ddptrain.config import DataOptions
 from ddptrain.data import image_folder
-from ddptrain.data.base import ImageDataset, Samples, connect_timeout, torchvision_module
+from ddptrain.data.base import (
+    ImageDataset,
+    Samples,
+    connect_timeout,
+    format_bytes,
+    free_bytes,
+    torchvision_module,
+)
 from ddptrain.data.sampling import sample_hash
 from ddptrain.data.text import TextDataset, load_text
 from ddptrain.errors import TrainError, config_error
-from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 NUM_TEST_DIGITS = 360

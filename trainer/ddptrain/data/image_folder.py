@@ -48,20 +48,17 @@ def list_pictures(folder: Path) -> Listing:
         raise TrainError(Exit.NO_INPUT, f"--data-dir {folder} does not exist", hint=hint)
     test_folder = next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
     if test_folder is None or not (folder / "train").is_dir():
-        return _split(*_pictures(folder))
+        # Some pictures are the test set. The choice does not depend on the seed.
+        classes, paths = _pictures(folder)
+        drawn = sample_hash(torch.arange(len(paths)), seed=0, epoch=0).argsort(stable=True)
+        held_out = set(drawn[: max(1, len(paths) // HELD_OUT)].tolist())
+        train = tuple(path for number, path in enumerate(paths) if number not in held_out)
+        return Listing(classes=classes, train=train, test=tuple(paths[number] for number in sorted(held_out)))
     classes, train = _pictures(folder / "train")
     others, test = _pictures(test_folder)
     if strange := sorted(set(others) - set(classes)):
         raise TrainError(Exit.DATA, f"{test_folder} has classes that are not in train: {', '.join(strange)}")
     return Listing(classes=classes, train=train, test=test)
-
-
-def _split(classes: tuple[str, ...], paths: tuple[Path, ...]) -> Listing:
-    """Select some pictures as the test set. The choice does not depend on the seed."""
-    drawn = sample_hash(torch.arange(len(paths)), seed=0, epoch=0).argsort(stable=True)
-    held_out = set(drawn[: max(1, len(paths) // HELD_OUT)].tolist())
-    train = tuple(path for number, path in enumerate(paths) if number not in held_out)
-    return Listing(classes=classes, train=train, test=tuple(paths[number] for number in sorted(held_out)))
 
 
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
@@ -78,27 +75,20 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     return classes, paths
 
 
-def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return the paths in ``folder`` that are ignored because they are not pictures. Hidden paths are not reported."""
-    roots = {path.parent.parent for path in (*listing.train, *listing.test)}
-    folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
-    entries = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
-    taken = {*listing.train, *listing.test}
-    return [
-        str(path.relative_to(folder))
-        for path in entries
-        if path.name[0] != "." and path not in taken and (path.is_file() or path.parent.name in listing.classes)
-    ]
-
-
 def prepare_image_folder(options: DataOptions) -> None:
     """Decode the pictures unless they are in the cache. Warn about files that are ignored. Raises TrainError."""
-    listing = list_pictures(options.folder)
-    if strange := left_out(options.folder, listing):
-        more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
+    listing, top = list_pictures(options.folder), options.folder
+    pictures, classes = {*listing.train, *listing.test}, listing.classes
+    roots = {path.parent.parent for path in pictures}
+    folders = {top, *roots, *(root / name for root in roots for name in classes)}
+    entries = (path for folder in sorted(folders) if folder.is_dir() for path in sorted(folder.iterdir()))
+    visible = (path for path in entries if path.name[0] != "." and path not in pictures)
+    ignored = [str(path.relative_to(top)) for path in visible if path.is_file() or path.parent.name in classes]
+    if ignored:
+        more = f" and {len(ignored) - NUM_NAMED} more" if len(ignored) > NUM_NAMED else ""
         allowed = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]} files in class folders"
-        reason = f"these entries of {options.folder} are ignored, because only {allowed} are read"
-        reason = f"{reason}: {', '.join(strange[:NUM_NAMED])}{more}"
+        reason = f"these entries of {top} are ignored, because only {allowed} are read"
+        reason = f"{reason}: {', '.join(ignored[:NUM_NAMED])}{more}"
         print(f"ddptrain: warning: {reason}", file=sys.stderr, flush=True)
     for paths in (listing.train, listing.test):
         _write_cache(paths, options)

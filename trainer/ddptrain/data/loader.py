@@ -19,11 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from ddptrain.config import AugmentationOptions, Options
 from ddptrain.data.augment import BatchBuilder, Mark, Normalisation, Pixels, lay_out, num_bytes_laid_out
-from ddptrain.data.base import ImageDataset, Samples
+from ddptrain.data.base import ImageDataset, Samples, format_bytes, free_bytes
 from ddptrain.data.sampling import batches, beta_table, epoch_order, shard_of
 from ddptrain.distributed import World
 from ddptrain.errors import TrainError, config_error
-from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 MAX_FREE_MEMORY_USED = 0.4  # share of the free memory; the model is allocated later
