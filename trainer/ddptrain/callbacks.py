@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ddptrain import compat
 from ddptrain.distributed import RankInfo
-from ddptrain.errors import TrainError
+from ddptrain.errors import log_warning, os_errors
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.step_timing import Phases, Tracer
@@ -209,7 +209,7 @@ class ProgressLines(ProgressDisplay):
         except OSError as error:  # the reader has exited (| head), or the disk is full: the training continues
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
-                print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+                log_warning(f"stdout cannot be written: {error.strerror}")
 
     def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
@@ -295,11 +295,8 @@ class Callbacks:
         startup_s, restore_s = (round(self.goodput.lost_s[cause], 3) for cause in ("startup", "restore"))
         self.events.emit("training_began", seconds=self.goodput.total_s, startup_s=startup_s, restore_s=restore_s)
         self._export_times()
-        try:
+        with os_errors(Exit.CANNOT_WRITE, f"--profile-dir {self.tracer.folder} cannot be created"):
             self.tracer.begin()
-        except OSError as error:
-            message = f"--profile-dir {self.tracer.folder} cannot be created: {error.strerror}"
-            raise TrainError(Exit.CANNOT_WRITE, message) from None
 
     def on_step_begin(self) -> None:
         """Start the timing of a step."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,23 +38,25 @@ from ddptrain.checkpoint_directory import (
     CheckpointDirectory,
     checkpoint_path,
     first_whole,
-    log_warning,
     read_again,
     read_checkpoint,
     step_of,
 )
 from ddptrain.config import CheckpointOptions, shaping_options
 from ddptrain.distributed import RankInfo, agree, broadcast, broadcast_state, gather
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_warning, os_errors
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.optimizer import match_strides
-from ddptrain.training_state import Stateful, TrainingState
+from ddptrain.training_state import TrainingState
 from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.object_store import ObjectStore, StoreError, Uploader
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
 POLL_S = 0.05
@@ -170,9 +172,8 @@ class CheckpointManager:
         try:
             store = ObjectStore(options.store)
             store.write_index(store.checkpoints())  # if it cannot be written, this is reported now
-            store.fetch_newest(directory.folder, (step_of(here[-1]) or 0) if here else None, log_warning)
-        except OSError as error:
-            raise TrainError(Exit.CANNOT_WRITE, f"{directory.folder} cannot be written: {error.strerror}") from None
+            with os_errors(Exit.CANNOT_WRITE, f"{directory.folder} cannot be written"):
+                store.fetch_newest(directory.folder, (step_of(here[-1]) or 0) if here else None, log_warning)
         except StoreError as error:
             if not here or error.code == Exit.CONFIG:
                 raise TrainError(error.code, str(error)) from None
@@ -252,7 +253,7 @@ def _map_parts(path: Path, rank_info: RankInfo) -> dict[str, Any]:
         raise TrainError(Exit.NO_INPUT, message, hint="give a path that all nodes share") from None
 
 
-def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
+def _load_part(path: Path, name: str, part: "Stateful", values: dict[str, Any] | None) -> None:
     if values is None and isinstance(part, torch.amp.GradScaler):
         return  # the checkpoint was trained in another precision: fp16 begins with a new scale
     try:
@@ -297,11 +298,8 @@ class CheckpointFinder:
         return selected
 
     def _checkpoints(self) -> list[Path]:
-        try:
+        with os_errors(Exit.NO_INPUT, f"--checkpoint-dir {self.directory.folder} cannot be read"):
             return read_again(self.directory.checkpoints)
-        except OSError as error:
-            message = f"--checkpoint-dir {self.directory.folder} cannot be read: {error.strerror}"
-            raise TrainError(Exit.NO_INPUT, message) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
         """Return the first complete checkpoint, and rename the corrupt ones before it. Raises TrainError.
@@ -497,13 +495,9 @@ class CheckpointSaver:
         self.events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
         if self.uploader:
             _upload(self.uploader, path)
-        self._delete_old(self.directory, path)
-
-    def _delete_old(self, directory: CheckpointDirectory, written: Path) -> None:
-        """Delete old checkpoints. A failure is no failure of the checkpoint ``written``, which is on the disk."""
         try:
-            retained = directory.delete_old(keep=self.options.keep, keep_best=self.options.keep_best, written=written)
-        except OSError as error:
+            retained = self.directory.delete_old(keep=self.options.keep, keep_best=self.options.keep_best, written=path)
+        except OSError as error:  # no failure of this checkpoint, which is on the disk
             self.warn(f"an old checkpoint cannot be deleted: {error.filename}: {error.strerror}")
         else:
             self.metrics.gauge(catalogue.CHECKPOINTS_RETAINED, retained)

@@ -7,7 +7,6 @@ exchange values on the CPU, so that no GPU waits for the exchange. ``World.data_
 import os
 import re
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -26,7 +25,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddptrain.checkpoint import map_tensors
 from ddptrain.config import SHARDED, Options, RankOptions
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_error
 from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT, usable_cores
@@ -103,12 +102,12 @@ def needs_master(options: RankOptions) -> bool:
 def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[str, str]:
     if options.backend == "mpi" and names.RANK not in environ:
         environ = {**environ, **{name: environ[mpi] for name, mpi in _OPEN_MPI_NAMES.items() if mpi in environ}}
-    given = {names.RANK: options.rank, names.WORLD_SIZE: options.world_size}
-    for name, value in given.items():
+    for name, value in ((names.RANK, options.rank), (names.WORLD_SIZE, options.world_size)):
         if value is not None and environ.get(name, str(value)) != str(value):
             flag = "--" + name.lower().replace("_", "-")
             raise config_error(f"{flag} {value}, but {name}={environ[name]}", hint="give only one of them", rank=None)
-    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
+        environ = environ if value is None else {**environ, name: str(value)}
+    return environ
 
 
 def _number(environ: Mapping[str, str], name: str, *, default: int | None = None) -> int:
@@ -173,10 +172,10 @@ def _meeting_point(options: RankOptions) -> str:
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
     """If the ``with`` block takes longer than ``seconds``, print that this rank is waiting for the other ranks."""
     line = (
-        f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits up to {options.timeout_s:g} s (--timeout) for the "
+        f"rank {rank_info.rank} of {rank_info.size} waits up to {options.timeout_s:g} s (--timeout) for the "
         f"other ranks at {_meeting_point(options)}"
     )
-    timer = threading.Timer(seconds, lambda: print(line, file=sys.stderr, flush=True))
+    timer = threading.Timer(seconds, log_error, [line])
     timer.daemon = True
     timer.start()
     try:
@@ -200,7 +199,7 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
                 message = f"{failure}; gave up after {timeout_s:g} s (--timeout)"
                 raise TrainError(Exit.UNAVAILABLE, message, rank=None) from None
             if not logged:
-                print(f"ddptrain: {failure}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
+                log_error(f"{failure}; trying again for up to {timeout_s:g} s")
             logged = True
             time.sleep(min(1.0, timeout_s))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddptrain.config import Parser
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_warning, os_errors
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, RECORD, write_atomic
 
@@ -60,10 +60,8 @@ def main(arguments: Sequence[str]) -> int:
             hint = "pip install safetensors, or export a .pt"
             raise TrainError(Exit.NO_INPUT, "safetensors is not installed", hint=hint) from None
         data = save({name: tensor.contiguous() for name, tensor in weights.items()})
-    try:
+    with os_errors(Exit.CANNOT_WRITE, f"{given.target} cannot be written"):
         write_atomic(given.target, data)
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"{given.target} cannot be written: {error.strerror}") from None
     # If there are averaged weights, the accuracy is theirs.
     accuracy = None if name == "model" and "ema" in checkpoint.parts else checkpoint.accuracy
     tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
@@ -92,7 +90,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
     warning for each checkpoint that would be preferred but cannot be used.
     """
     from ddptrain.checkpoint import first_file  # imports torch
-    from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
+    from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints
 
     folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the folder of a run may name another run's

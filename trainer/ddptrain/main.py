@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import resource
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ from ddptrain.distributed import (
     read_rank_info,
     set_up_torch,
 )
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_error
 from ddptrain.goodput import Goodput, lost_before, steps_before
 from ddptrain.memory_estimate import warn_if_too_large
 from ddptrain.metrics import Metrics, open_metrics
@@ -81,7 +80,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
     except TrainError as error:
         write_error(f"ddptrain: {error}", environ)
         if error.rank in (None, rank_info.rank):
-            _log_error(str(error))
+            log_error(str(error))
         return error.code
     except Exception as error:
         if options.callbacks.debug and rank_info.size > 1:
@@ -105,7 +104,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
                 write_error(f"ddptrain: rank {rank_info.rank}: {type(error).__name__}: {error}", environ)
                 return Exit.SOFTWARE
         write_error(f"ddptrain: rank {rank_info.rank} {line}", environ)
-        _log_error(f"rank {rank_info.rank} {line}")
+        log_error(f"rank {rank_info.rank} {line}")
         return code
 
 
@@ -175,7 +174,7 @@ def _train(
         guard=guard,
         stragglers=StragglerDetector(rank_info.rank, rank_info.size, on_event=log_straggler),
         tracer=Tracer(
-            options.callbacks.profile, options.callbacks.profile_dir / f"rank-{rank_info.rank}.json", log=_log_error
+            options.callbacks.profile, options.callbacks.profile_dir / f"rank-{rank_info.rank}.json", log=log_error
         ),
         progress=progress,
         ddp=find_ddp(state.ddp),
@@ -220,7 +219,7 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
     try:
         return Heart(environ.get(HEARTBEAT_FILE))
     except OSError as error:
-        _log_error(f"training without a heartbeat for ddprun: {error}")
+        log_error(f"training without a heartbeat for ddprun: {error}")
         return Heart(None)
 
 
@@ -305,13 +304,9 @@ def _dump_collectives(rank: int) -> None:
         trace = dump()
         path.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
     except (OSError, RuntimeError) as error:
-        _log_error(f"cannot write the last collectives of rank {rank}: {error}")
+        log_error(f"cannot write the last collectives of rank {rank}: {error}")
     else:
-        _log_error(f"wrote the last collectives of rank {rank} to {path}")
-
-
-def _log_error(message: str) -> None:
-    print(f"ddptrain: {message}", file=sys.stderr, flush=True)
+        log_error(f"wrote the last collectives of rank {rank} to {path}")
 
 
 def start_message(state: TrainingState) -> str:

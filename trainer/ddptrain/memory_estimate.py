@@ -7,13 +7,12 @@ import argparse
 import contextlib
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddptrain.config import MODELS, SHARDED, TEXT_MODEL, ModelOptions, Options, Parser, RankOptions, image_shape, whole
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_warning
 from ddpwire.exits import Exit
 from ddpwire.machine import GIB, MIB
 
@@ -204,7 +203,7 @@ def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | Non
     with contextlib.suppress(TrainError, RuntimeError):  # what is wrong with the model is an error when it is built
         fits, text = _answer(given, memory, "...")
         if not fits:
-            print(f"ddptrain: warning: too little GPU memory for {text}", file=sys.stderr, flush=True)
+            log_warning(f"too little GPU memory for {text}")
 
 
 def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tuple[bool, str]:

@@ -164,9 +164,9 @@ class WeightAverage:
         """Return the state of the average."""
         return self.model.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state of the average."""
-        return self.model.load_state_dict(state_dict)
+        self.model.load_state_dict(state_dict)
 
 
 def _float_tensors(model: nn.Module) -> list[Tensor]:

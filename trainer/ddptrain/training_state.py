@@ -3,12 +3,11 @@
 import contextlib
 import copy
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +16,19 @@ from torch.utils.checkpoint import checkpoint
 from ddptrain import compat
 from ddptrain.cifarnet import CifarNet
 from ddptrain.config import MachineOptions, Options, TrainingOptions
-from ddptrain.data.augment import BatchBuilder, normalisation_of_imagenet, normalisation_of_images
+from ddptrain.data.augment import normalisation_of_imagenet, normalisation_of_images
 from ddptrain.data.base import ImageDataset
-from ddptrain.data.loader import make_batch_builder
+from ddptrain.data.loader import BatchBuilder, make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
 from ddptrain.distributed import RankInfo, WithAutocast, World, agree, gather, is_sharded, wrap_model
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_error, os_errors
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
     from torch.utils.tensorboard import SummaryWriter
 
     from ddptrain.sharding import Sharding
@@ -77,8 +77,8 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
     name = lowest_precision(choices)
     if world.rank_info.is_first and len(set(choices)) > 1:
-        line = f"ddptrain: every rank computes in {name}, because rank {choices.index(name)} supports nothing faster"
-        print(f"{line}; choose another precision with --precision", file=sys.stderr, flush=True)
+        reason = f"rank {choices.index(name)} supports nothing faster"
+        log_error(f"every rank computes in {name}, because {reason}; choose another precision with --precision")
     return replace(options, precision=name)
 
 
@@ -94,27 +94,18 @@ def fastest_precision(device: torch.device) -> str:
     return "bf16" if compat.has_cpu_bf16() else "fp32"
 
 
-class Stateful(Protocol):
-    """An object whose state is a part of a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Load a state."""
-
-
-def open_tensorboard(folder: Path) -> "SummaryWriter":
-    """Return a writer of TensorBoard's event files. Raises TrainError."""
+def open_tensorboard(folder: Path | None) -> "SummaryWriter | None":
+    """Return a writer of TensorBoard's event files, or None without a folder. Raises TrainError."""
+    if folder is None:
+        return None
     try:
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(folder))
+        with os_errors(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written"):
+            return SummaryWriter(str(folder))
     except ImportError:
         message = "--tensorboard needs tensorboard, which is not installed: pip install tensorboard"
         raise TrainError(Exit.NO_INPUT, message) from None
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +136,9 @@ class TrainingState:
         return self.options.training.epochs * self.steps_per_epoch
 
     @property
-    def parts(self) -> dict[str, Stateful]:
+    def parts(self) -> "dict[str, Stateful]":
         """The objects whose states a checkpoint contains, keyed by the name of the part of the checkpoint."""
-        parts: dict[str, Stateful | None] = {
+        parts = {
             "model": self.model,
             "optimizer": self.optimizer,
             "ema": self.ema,
@@ -184,7 +175,14 @@ def build_training_state(
 ) -> TrainingState:
     """Build the model, optimizer and input on the device. The seed determines the weights. Raises TrainError."""
     precision = choose_precision(options.machine, world.device)
-    sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
+    sharding = None
+    if is_sharded(options.ranks, world.rank_info):
+        from ddptrain.sharding import make_sharding
+
+        if precision.scaler is not None:
+            message = f"--strategy {options.ranks.strategy} cannot be used with --precision fp16"
+            raise config_error(message, hint="give --precision bf16 or fp32")
+        sharding = make_sharding(options.ranks, world)
     torch.manual_seed(options.training.seed)
     if sharding is None:
         layout = torch.channels_last if options.machine.channels_last else torch.preserve_format
@@ -221,20 +219,9 @@ def build_training_state(
         ddp=ddp,
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
-        tensorboard=open_tensorboard(folder)
-        if (folder := options.training.tensorboard) and world.rank_info.is_first
-        else None,
+        tensorboard=open_tensorboard(options.training.tensorboard) if world.rank_info.is_first else None,
         batch_size=batch_size,
     )
-
-
-def _make_sharding(options: Options, world: World, precision: Precision) -> "Sharding":
-    from ddptrain.sharding import make_sharding
-
-    if precision.scaler is not None:
-        message = f"--strategy {options.ranks.strategy} cannot be used with --precision fp16"
-        raise config_error(message, hint="give --precision bf16 or fp32")
-    return make_sharding(options.ranks, world)
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:

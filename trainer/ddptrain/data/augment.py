@@ -1,20 +1,16 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Builds batches of samples on the device: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix.
+"""What happens to images on the device: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix.
 
 Random values depend only on the seed, the epoch and the sample. Shapes: see ddptrain.data.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ddptrain.config import AugmentationOptions
 from ddptrain.data import sampling
-from ddptrain.data.base import Samples
-from ddptrain.data.sampling import rehash, sample_hash
 
 MAX_COUNTED_BYTES = 100_000_000  # in a larger data set, the mean is computed from a part of the images
 MAX_PART_BYTES = 1 << 26  # of images that are laid out at a time
@@ -219,91 +215,3 @@ class Batch:
     labels_B: Tensor
     others_B: Tensor | None = None
     own_B: Tensor | None = None
-
-
-class Feed(Protocol):
-    """A source of samples."""
-
-    @property
-    def description(self) -> str:
-        """A description for the log."""
-
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> tuple[Pixels, Tensor, Tensor]:
-        """Return samples of the training set on the device: pixels, the images' indices in them, and the labels."""
-
-    def rewind(self) -> None:
-        """Reset the feed. The next call of ``fetch`` may ask for any batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchBuilder:
-    """Builds the batches of a rank from samples."""
-
-    feed: Feed
-    options: AugmentationOptions  # with the data set's defaults
-    mixup: Tensor | None  # see mix_images
-    cutmix: Tensor | None
-    normalise: Normalisation
-    seed: int
-    num_samples: int
-    test: Samples
-    crop_px: int
-    _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
-
-    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
-        """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
-        given, count, size_px = self.options, len(indices_B), self.crop_px
-        bits_B, needed_B = self._random_bits(indices_B, epoch), self.needed(indices_B, epoch=epoch)
-        pixels, index_B, labels_B = self.feed.fetch(needed_B, epoch=epoch, mark=mark)
-        images = self._images(pixels, index_B[:count], indices_B, bits_B, epoch)
-        others_B = own_B = None
-        if self._is_mixed:
-            partners_B, others_B = needed_B[count:], labels_B[count:]
-            partner_bits_B = self._random_bits(partners_B, epoch)
-            partners = self._images(pixels, index_B[count:], partners_B, partner_bits_B, epoch)
-            images, own_B = mix_images(images, partners, bits_B, mixup=self.mixup, cutmix=self.cutmix)
-        # 0 is the mean colour. Cutout: T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552.
-        if given.cutout:
-            cut = square_mask(bits_B, (sampling.CUT_TOP, sampling.CUT_LEFT), given.cutout, size_px)
-            images = images.masked_fill(cut, 0)
-        if given.erase:
-            images = images.masked_fill(erase_mask(bits_B, given.erase, size_px), 0)
-        return Batch(inputs=images, labels_B=labels_B[:count], others_B=others_B, own_B=own_B)
-
-    def test_batch(self, indices_B: Tensor) -> Batch:
-        """Return consecutive samples of the test set: the centre crops of their images."""
-        device, part = self.normalise.scale.device, slice(int(indices_B[0]), int(indices_B[-1]) + 1)
-        first = (self.test.images_NHWC.shape[1] - self.crop_px) // 2
-        images_BHWC = self.test.images_NHWC[part, first : first + self.crop_px, first : first + self.crop_px]
-        return Batch(inputs=self.normalise(images_BHWC.to(device)), labels_B=self.test.labels_N[part].to(device))
-
-    @property
-    def _is_mixed(self) -> bool:
-        return self.mixup is not None or self.cutmix is not None
-
-    def needed(self, indices_B: Tensor, *, epoch: int) -> Tensor:
-        """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
-        if not self._is_mixed:
-            return indices_B
-        partners_B = rehash(self._random_bits(indices_B, epoch), sampling.PARTNER) % self.num_samples
-        return torch.cat([indices_B, partners_B])
-
-    def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
-        """Return `sampling.sample_hash`. It is computed once an epoch, because each batch would need 11 kernels."""
-        key = epoch, indices_B.device
-        if key not in self._bits:
-            for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
-                del self._bits[other]
-            samples_N = torch.arange(self.num_samples, device=indices_B.device)
-            self._bits[key] = sample_hash(samples_N, seed=self.seed, epoch=epoch)
-        return self._bits[key][indices_B]
-
-    def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
-        flipped_B = sampling.is_mirrored(bits_B) if self.options.flip else None
-        if flipped_B is not None and self.options.alternate_flip:
-            flipped_B = sampling.is_mirrored(self._random_bits(samples_B, 0)) ^ (epoch & 1)
-        if self.options.augment and pixels.choices > 1:
-            top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
-        else:
-            top_B = left_B = torch.full_like(index_B, (pixels.choices - 1) // 2)
-        return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))

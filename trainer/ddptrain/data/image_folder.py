@@ -8,7 +8,6 @@ of the test set are in one .npy file, which is mapped into memory.
 
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ import torch
 from ddptrain.config import DataOptions
 from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.sampling import sample_hash
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_warning, os_errors
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
 
@@ -89,7 +88,7 @@ def prepare_image_folder(options: DataOptions) -> None:
         allowed = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]} files in class folders"
         reason = f"these entries of {top} are ignored, because only {allowed} are read"
         reason = f"{reason}: {', '.join(ignored[:NUM_NAMED])}{more}"
-        print(f"ddptrain: warning: {reason}", file=sys.stderr, flush=True)
+        log_warning(reason)
     for paths in (listing.train, listing.test):
         _write_cache(paths, options)
 
@@ -125,12 +124,10 @@ def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
     gets a new cache file.
     """
     digest = hashlib.sha256()
-    try:
-        for path in paths:
-            about = path.stat()
-            digest.update(f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    except OSError as error:
-        raise TrainError(Exit.NO_INPUT, f"{error.filename} cannot be read: {error.strerror}") from None
+    for path in paths:
+        with os_errors(Exit.NO_INPUT, f"{path} cannot be read"):
+            status = path.stat()
+        digest.update(f"{path.parent.name}/{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     folder = options.cache or options.folder / ".ddptrain"
     return folder / f"{_side_px(options)}px-{digest.hexdigest()[:16]}.npy"
 
@@ -140,7 +137,9 @@ def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
     file = _cache_file(paths, options)
     if file.exists():
         return
-    try:
+    with os_errors(
+        Exit.CANNOT_WRITE, f"decoded pictures cannot be written to {file.parent}", hint="give a --cache-dir"
+    ):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".decoding-")
         os.close(handle)
@@ -150,9 +149,6 @@ def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
             partly.replace(file)
         finally:
             partly.unlink(missing_ok=True)
-    except OSError as error:
-        message = f"decoded pictures cannot be written to {file.parent}: {error.strerror or error}; give a --cache-dir"
-        raise TrainError(Exit.CANNOT_WRITE, message) from error
 
 
 def _open_cache(paths: Sequence[Path], options: DataOptions) -> tuple[torch.Tensor, Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddptrain.config import DataOptions
 from ddptrain.data.datasets import MNIST_FILES, MNIST_FOLDER
 from ddptrain.data.image_folder import ENDINGS
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, os_errors
 from ddpwire import kaggle
 from ddpwire.exits import Exit
 
@@ -141,10 +141,8 @@ def _has_picture(folder: Path) -> bool:
 
 def _scratch(name: str) -> Path:
     folder = Path(tempfile.gettempdir()) / "ddptrain" / name
-    try:
+    with os_errors(Exit.CANNOT_WRITE, f"{folder} cannot be created", hint="give --data-dir"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"{folder} cannot be created: {error.strerror}; give --data-dir") from None
     return folder
 
 

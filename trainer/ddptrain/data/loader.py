@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Moves samples to the device: all of them at once if they fit, otherwise batch by batch from worker processes."""
+"""Builds the batches of a rank. Samples reach the device all at once if they fit, otherwise from worker processes."""
 
 import contextlib
 import multiprocessing
@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ddptrain.config import AugmentationOptions, Options
-from ddptrain.data.augment import BatchBuilder, Mark, Normalisation, Pixels, lay_out, num_bytes_laid_out
+from ddptrain.data import sampling
+from ddptrain.data.augment import (
+    Batch,
+    Mark,
+    Normalisation,
+    Pixels,
+    erase_mask,
+    lay_out,
+    mix_images,
+    num_bytes_laid_out,
+    square_mask,
+)
 from ddptrain.data.base import ImageDataset, Samples, format_bytes, free_bytes
 from ddptrain.data.sampling import batches, beta_table, epoch_order, shard_of
 from ddptrain.distributed import World
@@ -163,6 +174,80 @@ class LoaderFeed:
     def rewind(self) -> None:
         """Reset the feed. The next call of ``fetch`` may ask for any batch."""
         self._epoch = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchBuilder:
+    """Builds the batches of a rank from samples."""
+
+    feed: DeviceFeed | LoaderFeed
+    options: AugmentationOptions  # with the data set's defaults
+    mixup: Tensor | None  # see mix_images
+    cutmix: Tensor | None
+    normalise: Normalisation
+    seed: int
+    num_samples: int
+    test: Samples
+    crop_px: int
+    _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
+
+    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
+        """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
+        given, count, size_px = self.options, len(indices_B), self.crop_px
+        bits_B, needed_B = self._random_bits(indices_B, epoch), self.needed(indices_B, epoch=epoch)
+        pixels, index_B, labels_B = self.feed.fetch(needed_B, epoch=epoch, mark=mark)
+        images = self._images(pixels, index_B[:count], indices_B, bits_B, epoch)
+        others_B = own_B = None
+        if self._is_mixed:
+            partners_B, others_B = needed_B[count:], labels_B[count:]
+            partner_bits_B = self._random_bits(partners_B, epoch)
+            partners = self._images(pixels, index_B[count:], partners_B, partner_bits_B, epoch)
+            images, own_B = mix_images(images, partners, bits_B, mixup=self.mixup, cutmix=self.cutmix)
+        # 0 is the mean colour. Cutout: T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552.
+        if given.cutout:
+            cut = square_mask(bits_B, (sampling.CUT_TOP, sampling.CUT_LEFT), given.cutout, size_px)
+            images = images.masked_fill(cut, 0)
+        if given.erase:
+            images = images.masked_fill(erase_mask(bits_B, given.erase, size_px), 0)
+        return Batch(inputs=images, labels_B=labels_B[:count], others_B=others_B, own_B=own_B)
+
+    def test_batch(self, indices_B: Tensor) -> Batch:
+        """Return consecutive samples of the test set: the centre crops of their images."""
+        device, part = self.normalise.scale.device, slice(int(indices_B[0]), int(indices_B[-1]) + 1)
+        first = (self.test.images_NHWC.shape[1] - self.crop_px) // 2
+        images_BHWC = self.test.images_NHWC[part, first : first + self.crop_px, first : first + self.crop_px]
+        return Batch(inputs=self.normalise(images_BHWC.to(device)), labels_B=self.test.labels_N[part].to(device))
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self.mixup is not None or self.cutmix is not None
+
+    def needed(self, indices_B: Tensor, *, epoch: int) -> Tensor:
+        """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
+        if not self._is_mixed:
+            return indices_B
+        partners_B = sampling.rehash(self._random_bits(indices_B, epoch), sampling.PARTNER) % self.num_samples
+        return torch.cat([indices_B, partners_B])
+
+    def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
+        """Return `sampling.sample_hash`. It is computed once an epoch, because each batch would need 11 kernels."""
+        key = epoch, indices_B.device
+        if key not in self._bits:
+            for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
+                del self._bits[other]
+            samples_N = torch.arange(self.num_samples, device=indices_B.device)
+            self._bits[key] = sampling.sample_hash(samples_N, seed=self.seed, epoch=epoch)
+        return self._bits[key][indices_B]
+
+    def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
+        flipped_B = sampling.is_mirrored(bits_B) if self.options.flip else None
+        if flipped_B is not None and self.options.alternate_flip:
+            flipped_B = sampling.is_mirrored(self._random_bits(samples_B, 0)) ^ (epoch & 1)
+        if self.options.augment and pixels.choices > 1:
+            top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
+        else:
+            top_B = left_B = torch.full_like(index_B, (pixels.choices - 1) // 2)
+        return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
 
 
 def choose_augmentation(options: Options, data: ImageDataset) -> AugmentationOptions:
