@@ -32,7 +32,7 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
     rows, findings = _collectives(ranks, sizes or SIZES[ranks.device.type], say)
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
-    again, slow, notes = links.find_slow(ranks, members, figures)
+    suspects, slow, notes = links.find_slow(ranks, members, figures)
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
     for line in ("", *link_lines(figures, names), *notes, ""):
         say(line)
@@ -54,7 +54,7 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
         "members": names,
         "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda link: link[2])[:MAX_LINKS],
         "slow": [link.members for link in slow],
-        "suspects": [asdict(suspect) for suspect in again],
+        "suspects": [{"members": suspect.members, "figures": suspect.figures} for suspect in suspects],
     }
 
 
@@ -95,7 +95,7 @@ def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
     return lines
 
 
-def sentence(slow: links.Again, names: Sequence[str]) -> str:
+def sentence(slow: links.Suspect, names: Sequence[str]) -> str:
     """Return a sentence that names the slow node or link, and says how slow it is."""
     own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:
