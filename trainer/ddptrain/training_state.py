@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ddptrain import compat
@@ -279,19 +280,14 @@ def enable_recompute(model: nn.Module) -> None:
 @contextlib.contextmanager
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Keep the statistics of batch norms unchanged while activations are recomputed."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    norms = [module for module in block.modules() if isinstance(module, kinds)]
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    counts = [None if count is None else count.clone() for _, _, count in before]
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     for norm in norms:
-        norm.momentum = 0.0
+        norm.track_running_stats = False
     try:
         yield
     finally:
-        for (norm, momentum, count), was in zip(before, counts, strict=True):
-            norm.momentum = momentum
-            if count is not None and was is not None:
-                count.copy_(was)
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 def step_flops(state: TrainingState) -> int:

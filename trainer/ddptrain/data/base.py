@@ -62,8 +62,8 @@ class ImageDataset:
         _, size_px, _, channels = self.train.images_NHWC.shape
         return ImageShape(channels=channels, size_px=self.crop_px or size_px, classes=self.classes)
 
-    def validated(self) -> "ImageDataset":
-        """Return this data set. Raises TrainError unless its images and labels are consistent."""
+    def __post_init__(self) -> None:
+        """Raise TrainError unless the images and labels are consistent."""
         for samples in (self.train, self.test):
             labels, images = samples.labels_N, samples.images_NHWC
             if not len(labels) or len(labels) != len(images):
@@ -71,7 +71,6 @@ class ImageDataset:
             if labels.min() < 0 or labels.max() >= self.classes:
                 wrong = f"labels from {int(labels.min())} to {int(labels.max())}, not from 0 to {self.classes - 1}"
                 raise TrainError(Exit.DATA, f"{self.name} is corrupt: {wrong}")
-        return self
 
 
 def torchvision_module(part: str) -> Any:

@@ -72,7 +72,7 @@ def read_digits(path: Path) -> ImageDataset:
         shift_px=1,
         train=Samples(images_NHWC=images_NHWC[train], labels_N=labels_N[train]),
         test=Samples(images_NHWC=images_NHWC[test], labels_N=labels_N[test]),
-    ).validated()
+    )
 
 
 def _digits_missing() -> TrainError:
@@ -134,7 +134,7 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
         flip=not is_grey,
         train=samples(train=True),
         test=samples(train=False),
-    ).validated()
+    )
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:

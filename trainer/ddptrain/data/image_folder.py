@@ -110,7 +110,7 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
         train=samples(listing.train),
         test=samples(listing.test),
         crop_px=options.image_size,
-    ).validated()
+    )
 
 
 def _side_px(options: DataOptions) -> int:
