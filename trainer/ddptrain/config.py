@@ -47,9 +47,7 @@ def option(default: Any = MISSING, *, shapes: bool = False, flag: str = "", **ar
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": argument})
 
 
-def shaping(default: Any = MISSING, **rest: Any) -> Any:
-    """Return the field of an option that affects the weights. See `option`."""
-    return option(default, shapes=True, **rest)
+shaping = partial(option, shapes=True)
 
 
 def flag_of(item: Field[Any]) -> str:
