@@ -139,7 +139,7 @@ class TrainingState:
     @property
     def parts(self) -> "dict[str, Stateful]":
         """The objects whose states a checkpoint contains, keyed by the name of the part of the checkpoint."""
-        parts = {
+        parts: dict[str, Stateful | None] = {
             "model": self.model,
             "optimizer": self.optimizer,
             "ema": self.ema,

@@ -51,7 +51,8 @@ def test_larger_squares_are_cropped_in_the_middle_for_a_test() -> None:
     builder = state("--no-augment", "--precision=fp32").batch_builder
     images = torch.randint(0, 256, (3, 10, 10, 3), dtype=torch.uint8)
     samples = Samples(images_NHWC=images, labels_N=torch.arange(3))
-    batch = replace(builder, test=samples, crop_px=6).test_batch(torch.tensor([1, 2]))
+    data = replace(builder.data, train=samples, test=samples, crop_px=6)
+    batch = replace(builder, data=data).test_batch(torch.tensor([1, 2]))
     assert torch.equal(batch.inputs, builder.normalise(images[1:, 2:8, 2:8]))
     assert batch.labels_B.tolist() == [1, 2]
 

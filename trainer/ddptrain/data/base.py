@@ -19,7 +19,6 @@ from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
 CONNECT_TIMEOUT_S = 30.0
-MB = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,4 +115,4 @@ def free_bytes(device: torch.device) -> float:
 
 def format_bytes(num_bytes: float) -> str:
     """Return a size with its unit, for messages."""
-    return f"{num_bytes / MB:.1f} MB" if num_bytes < 1000 * MB else f"{num_bytes / MB / 1000:,.1f} GB"
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:,.1f} GB"

@@ -185,15 +185,13 @@ class BatchBuilder:
     mixup: Tensor | None  # see mix_images
     cutmix: Tensor | None
     normalise: Normalisation
+    data: ImageDataset
     seed: int
-    num_samples: int
-    test: Samples
-    crop_px: int
     _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
 
     def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
         """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
-        given, count, size_px = self.options, len(indices_B), self.crop_px
+        given, count, size_px = self.options, len(indices_B), self.data.shape.size_px
         bits_B, needed_B = self._random_bits(indices_B, epoch), self.needed(indices_B, epoch=epoch)
         pixels, index_B, labels_B = self.feed.fetch(needed_B, epoch=epoch, mark=mark)
         images = self._images(pixels, index_B[:count], indices_B, bits_B, epoch)
@@ -213,10 +211,11 @@ class BatchBuilder:
 
     def test_batch(self, indices_B: Tensor) -> Batch:
         """Return consecutive samples of the test set: the centre crops of their images."""
-        device, part = self.normalise.scale.device, slice(int(indices_B[0]), int(indices_B[-1]) + 1)
-        first = (self.test.images_NHWC.shape[1] - self.crop_px) // 2
-        images_BHWC = self.test.images_NHWC[part, first : first + self.crop_px, first : first + self.crop_px]
-        return Batch(inputs=self.normalise(images_BHWC.to(device)), labels_B=self.test.labels_N[part].to(device))
+        device, test, size_px = self.normalise.scale.device, self.data.test, self.data.shape.size_px
+        first = (test.images_NHWC.shape[1] - size_px) // 2
+        part, middle = slice(int(indices_B[0]), int(indices_B[-1]) + 1), slice(first, first + size_px)
+        images_BHWC = test.images_NHWC[part, middle, middle].to(device)
+        return Batch(inputs=self.normalise(images_BHWC), labels_B=test.labels_N[part].to(device))
 
     @property
     def _is_mixed(self) -> bool:
@@ -226,7 +225,7 @@ class BatchBuilder:
         """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
         if not self._is_mixed:
             return indices_B
-        partners_B = sampling.rehash(self._random_bits(indices_B, epoch), sampling.PARTNER) % self.num_samples
+        partners_B = sampling.rehash(self._random_bits(indices_B, epoch), sampling.PARTNER) % len(self.data.train)
         return torch.cat([indices_B, partners_B])
 
     def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
@@ -235,7 +234,7 @@ class BatchBuilder:
         if key not in self._bits:
             for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
                 del self._bits[other]
-            samples_N = torch.arange(self.num_samples, device=indices_B.device)
+            samples_N = torch.arange(len(self.data.train), device=indices_B.device)
             self._bits[key] = sampling.sample_hash(samples_N, seed=self.seed, epoch=epoch)
         return self._bits[key][indices_B]
 
@@ -281,44 +280,42 @@ def make_batch_builder(
     available = MAX_FREE_MEMORY_USED * free_bytes(world.device) / sharing
     available -= data.test.images_NHWC.numel()
     fits = needed[0] <= available
-    mixup, cutmix = (
-        beta_table(alpha).to(world.device) if alpha else None for alpha in (augmentation.mixup, augmentation.cutmix)
-    )
-    build = partial(
-        BatchBuilder,
-        options=augmentation,
-        mixup=mixup,
-        cutmix=cutmix,
-        normalise=normalise,
-        seed=options.training.seed,
-        num_samples=len(data.train),
-        test=data.test,
-        crop_px=data.shape.size_px,
-    )
     if options.data.input == "device" or (options.data.input == "auto" and fits):
         mirrored = bool(augmentation.flip) and needed[1] <= available
         pixels = crop(images_NHWC, mirrored=mirrored, device=world.device)
         description = f"{format_bytes(pixels.squares_MHWC.numel())} of images on the device"
         labels_N = data.train.labels_N.to(world.device)
-        return build(feed=DeviceFeed(pixels=pixels, labels_N=labels_N, description=description))
-    workers = options.data.workers
-    reason = "" if fits else f" ({format_bytes(needed[0])} do not fit on the device)"
+        feed: DeviceFeed | LoaderFeed = DeviceFeed(pixels=pixels, labels_N=labels_N, description=description)
+    else:
+        workers = options.data.workers
+        reason = "" if fits else f" ({format_bytes(needed[0])} do not fit on the device)"
 
-    def plan(epoch: int, first: int) -> Iterable[Tensor]:
-        order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
-        at = int((order == first).nonzero()[0]) // batch_size
-        for batch in batches(order, batch_size, first=at):
-            shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
-            yield batch_builder.needed(shard.indices_N, epoch=epoch)
+        def plan(epoch: int, first: int) -> Iterable[Tensor]:
+            order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
+            at = int((order == first).nonzero()[0]) // batch_size
+            for batch in batches(order, batch_size, first=at):
+                shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
+                yield batch_builder.needed(shard.indices_N, epoch=epoch)
 
-    feed = LoaderFeed(
-        data.train,
-        crop=partial(crop, mirrored=False),
-        plan=plan,
-        device=world.device,
-        workers=workers,
-        timeout_s=options.ranks.timeout_s,
-        description=f"images loaded by {workers} {'worker' if workers == 1 else 'workers'} per rank{reason}",
+        feed = LoaderFeed(
+            data.train,
+            crop=partial(crop, mirrored=False),
+            plan=plan,
+            device=world.device,
+            workers=workers,
+            timeout_s=options.ranks.timeout_s,
+            description=f"images loaded by {workers} {'worker' if workers == 1 else 'workers'} per rank{reason}",
+        )
+    mixup, cutmix = (
+        beta_table(alpha).to(world.device) if alpha else None for alpha in (augmentation.mixup, augmentation.cutmix)
     )
-    batch_builder = build(feed=feed)
+    batch_builder = BatchBuilder(
+        feed=feed,
+        options=augmentation,
+        mixup=mixup,
+        cutmix=cutmix,
+        normalise=normalise,
+        data=data,
+        seed=options.training.seed,
+    )
     return batch_builder
