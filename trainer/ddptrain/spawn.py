@@ -16,9 +16,9 @@ from types import FrameType
 
 from ddpwire import names
 from ddpwire.exits import Exit, of_status
+from ddpwire.signals import STOPS
 
 GRACE_S = 15.0  # time for the other ranks to exit after one has failed, and then again after SIGTERM
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
@@ -34,7 +34,7 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    for number in FORWARDED:
+    for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # ignored: started with nohup
             signal.signal(number, forward)
     with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:

@@ -82,10 +82,6 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
             self._images_NHWC = torch.from_numpy(np.load(str(self._file), mmap_mode="c"))
         return self._images_NHWC[indices_B], self._labels_N[indices_B]
 
-    def __getstate__(self) -> dict[str, object]:
-        """Leave out images that are mapped into memory, because pickling would copy them."""
-        return {**self.__dict__, "_images_NHWC": None if self._file else self._images_NHWC}
-
 
 def _exit_with_rank(lifeline: Connection) -> None:
     """Exit when the rank ends. The worker's parent, the fork server, does not end if the rank is killed."""
