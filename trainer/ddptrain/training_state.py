@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ddptrain import compat
@@ -280,14 +279,19 @@ def enable_recompute(model: nn.Module) -> None:
 @contextlib.contextmanager
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Keep the statistics of batch norms unchanged while activations are recomputed."""
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    norms = [module for module in block.modules() if isinstance(module, kinds)]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    counts = [None if count is None else count.clone() for _, _, count in before]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for (norm, momentum, count), was in zip(before, counts, strict=True):
+            norm.momentum = momentum
+            if count is not None and was is not None:
+                count.copy_(was)
 
 
 def step_flops(state: TrainingState) -> int:
