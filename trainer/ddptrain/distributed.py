@@ -283,16 +283,14 @@ def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
 
     If ``action`` fails on several ranks, the error of the lowest rank is raised. Every rank must call this.
     """
-    failure: TrainError | None = None
+    failure: dict[str, Any] | None = None
     try:
         result = action()
     except TrainError as error:
-        failure = error
-    mine = None if failure is None else (int(failure.code), failure.message, failure.hint, dict(failure.fields))
-    for rank, failed in enumerate(gather(rank_info, mine)):
+        failure = {"code": error.code, "message": error.message, "hint": error.hint, **error.fields}
+    for rank, failed in enumerate(gather(rank_info, failure)):
         if failed is not None:
-            code, message, hint, fields = failed
-            raise TrainError(Exit(code), message, hint=hint, rank=rank, **fields)
+            raise TrainError(**failed, rank=rank)
     return result
 
 
