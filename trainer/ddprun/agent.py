@@ -137,13 +137,14 @@ class NodeAgent(SimpleElasticAgent):
             if self._node.stop.leaves:
                 self._node.stop.check()
             try:
-                if is_store_lost and self._node.config.is_replaced:
+                if is_store_lost and self._node.config.replaces_node_0:
                     self._rendezvous_handler.join_anew()
+                    self._node.journal.update(master=self._rendezvous_handler.master)
                     self.consensus = self._start_consensus(self.consensus.history)
                 super()._rendezvous(worker_group)
                 break
             except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
-                if not self._node.config.is_replaced:
+                if not self._node.config.replaces_node_0:
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()

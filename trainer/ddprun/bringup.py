@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from ddprun.files.node_dir import Journal, Node
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
@@ -35,13 +37,17 @@ from ddpwire.run_files import Outcome
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 
 DRAIN_S = 5.0
+TakePlace = Callable[[NodeConfig], tuple[Node, NodeCommands]]
 
 
 def bring_up(
     node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
-    report: PreflightReport, downtime: Downtime, commands: NodeCommands,
+    report: PreflightReport, downtime: Downtime, commands: NodeCommands, take_place: TakePlace,
 ) -> Outcome:  # fmt: skip
-    """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
+    """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError.
+
+    A spare first waits for a place, and then calls ``take_place`` with its settings as a node.
+    """
     config, folder, journal = node.config, node.folder, node.journal
     environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
     # Turn off torch's C++ log in this process, because ddprun itself reports problems with a store.
@@ -58,7 +64,19 @@ def bring_up(
         from ddprun.files.checkpoint_copies import start_copies
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
+        from ddprun.nodes.spares import Spare
 
+    voter = None
+    if config.is_spare:
+        stop = Stop(workers, config, journal.log)
+        series = metrics.NodeSeries(CollectorRegistry())
+        route_signals(config, signals, stop, series, journal)
+        journal.update(state="spare")
+        spare = Spare(config, route, log=journal.log, check_stop=stop.check)
+        config, route, voter = spare.wait(PeerChecks(config, report, series, environ))
+        node, commands = take_place(config)
+        epoch = voter.electorate.epoch if voter else 0
+        journal.emit("took_place", machine=config.machine, epoch=epoch)
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
     node_metrics = NodeMetrics(node, heartbeats, environ)
     series = node_metrics.series
@@ -70,7 +88,8 @@ def bring_up(
     journal.emit("preflight_done", seconds=time.time() - journal.state.started)
     checks = PeerChecks(config, report, series, environ)
     report.begin("reach" if config.node_rank else "")
-    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=stop.check)
+    check_stop = stop.check
+    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=check_stop, voter=voter)
     if config.node_rank:
         report.done(f"{rendezvous.master} answers")
     journal.update(master=rendezvous.master)

@@ -126,7 +126,7 @@ def main() -> NoReturn:
         node_config.check_program(config, alone=True)
         config = joining.settle_number(config, log_early, partial(preload_torch, config, log_early))
         node = config.node_rank
-        node_rank = str(node)
+        config, node_rank = replace(config, machine=node), str(node)
         state = NodeState(
             run=config.run_id,
             run_uid=run_identity.make_uid(config, os.environ),
@@ -155,6 +155,19 @@ def main() -> NoReturn:
     commands = NodeCommands(config, os.environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
+    def take_place(config: NodeConfig) -> tuple[NodeExit, NodeCommands]:
+        """From now on, be the node of this number."""
+        nonlocal end, node, commands
+        deregister(end.config)
+        end, node, commands = (
+            replace(end, config=config),
+            config.node_rank,
+            NodeCommands(config, os.environ, console.log),
+        )
+        console.name = log.name = f"node{node}"
+        journal.update(node=node)
+        return end, commands
+
     def run() -> Outcome:
         resources = allocate_resources(config, os.environ)
         route: preflight.Route | None = None
@@ -180,7 +193,7 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(end, route, resources, workers, signals, report, downtime, commands)
+            return bring_up(end, route, resources, workers, signals, report, downtime, commands, take_place)
 
     outcome = run_guarded(run, folder)
     commands.tear_down(outcome.code)
@@ -254,7 +267,7 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
     """
     if not config.run_dir:
         return
-    folder = config.run_dir / node_name(config.node_rank)
+    folder = config.run_dir / node_name(config.machine)
     wait_for_disk(folder, files, log_early)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
     wait = joining.Wait(config, log_early, pause=lambda _: time.sleep(joining.FULL_POLL_S))

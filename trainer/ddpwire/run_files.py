@@ -73,6 +73,7 @@ ENVIRONMENT = "environment.json"
 State = Literal[  # of a node
     "starting",  # it makes its checks or, after the rendezvous, starts its ranks, for which it may import torch
     "rendezvous",
+    "spare",  # it waits to take the place of a lost node
     "training",  # its ranks run; ddpctl shows "running" until a rank has reported a step
     "stopping",
     "succeeded",

@@ -66,11 +66,11 @@ def _run_calls(calls: "queue.SimpleQueue[_Call | None]") -> None:
 class TimeoutStore(Store):
     """A client of a store. Each call returns, or raises StoreError soon after its timeout."""
 
-    def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
-        """``timeout`` is the store's own timeout for missing keys."""
+    def __init__(self, store: Any, timeout: timedelta = TIMEOUT, check_timeout: timedelta = TIMEOUT) -> None:
+        """``timeout`` is the store's own timeout for missing keys. ``check_timeout`` is that of ``check``."""
         super().__init__()
         self._store = store
-        self._timeout = timeout
+        self._timeout, self._check_timeout = timeout, check_timeout
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_unresponsive = False
         threading.Thread(target=_run_calls, args=(self._calls,), name="store", daemon=True).start()
@@ -81,7 +81,8 @@ class TimeoutStore(Store):
         if not self._is_unresponsive:
             self._calls.put((answer, call))
             try:
-                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
+                limit = self._timeout if timeout is None else timeout
+                return answer.result(limit.total_seconds() + ANSWER_TIMEOUT_S)
             except TimeoutError:
                 self._is_unresponsive = True  # the thread is still blocked
         raise DistNetworkError("the store no longer answers")
@@ -93,7 +94,7 @@ class TimeoutStore(Store):
 
     def clone(self) -> "TimeoutStore":
         """Return a new connection to the same store."""
-        return TimeoutStore(self._call(self._store.clone), self._timeout)
+        return TimeoutStore(self._call(self._store.clone), self._timeout, self._check_timeout)
 
     def set(self, key: str, value: str) -> None:
         """Implement ``Store.set``."""
@@ -111,9 +112,13 @@ class TimeoutStore(Store):
         """Implement ``Store.add``."""
         return int(self._call(lambda: self._store.add(key, number)))
 
+    def delete_key(self, key: str) -> bool:
+        """Implement ``Store.delete_key``."""
+        return bool(self._call(lambda: self._store.delete_key(key)))
+
     def check(self, keys: list[str]) -> bool:
         """Implement ``Store.check``."""
-        return bool(self._call(lambda: self._store.check(keys)))
+        return bool(self._call(lambda: self._store.check(keys), self._check_timeout))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """Implement ``Store.compare_set``."""
@@ -180,19 +185,20 @@ class SignedStore:
         raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {what}", hint=hint)
 
 
-def connect(address: str, port: int) -> TimeoutStore:
+def connect(address: str, port: int, check_timeout: timedelta = TIMEOUT) -> TimeoutStore:
     """Connect to a store. Raises StoreError if the process that listens at address:port is not a store."""
     make = partial(TCPStore, address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        return TimeoutStore(call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect"))
+        store = call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect")
+        return TimeoutStore(store, check_timeout=check_timeout)
     except TimeoutError:
         raise DistNetworkError(f"{address}:{port} does not answer as a store") from None
 
 
-def connect_to_node_0(address: str, port: int) -> TimeoutStore:
+def connect_to_node_0(address: str, port: int, check_timeout: timedelta = TIMEOUT) -> TimeoutStore:
     """Connect to node 0's store. Raises NodeError if the process that listens at address:port is not a store."""
     try:
-        return connect(address, port)
+        return connect(address, port, check_timeout)
     except StoreError:
         message = f"{address}:{port} answers, but not as node 0's store: another program may be listening there"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
