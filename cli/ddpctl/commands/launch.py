@@ -53,6 +53,9 @@ PROGRAM = (
 # field, which parses its text and documents it.
 FLAGS: Mapping[str, Any] = {
     "nodes": Nodes,
+    "spares": Annotated[
+        str | None, _option("--spares", metavar="N", help="Machines that wait to take the place of a lost node.")
+    ],
     "gpus": Gpus,
     "ranks": Annotated[str | None, _option("--ranks", metavar="R")],
     "target": Target,
@@ -250,6 +253,11 @@ def request_of_flags(flags: Flags) -> Request:
     )
     if request.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(request.kind):
         raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {request.kind}, only with ssh")
+    if request.job.spares and "spares" not in targets.capabilities(request.kind):
+        hint = "leave out spares" + (": Kubernetes itself replaces a lost pod" if request.kind == "kubernetes" else "")
+        raise ConfigError(
+            f"spares: not allowed with a target of kind {request.kind}, only with ssh and slurm", hint=hint
+        )
     return replace(request, name=flags.get("name"))
 
 

@@ -155,6 +155,7 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     """
     job = plan.job
     options: dict[str, float | None] = {
+        "--spares": job.spares or None,
         "--grace": job.grace,
         "--restart-limit": job.max_restarts,
         "--join-timeout": job.join_timeout,

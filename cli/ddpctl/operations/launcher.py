@@ -409,8 +409,8 @@ def is_unplaced(run: Run) -> bool:
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
     """Run a command on the machine or in the container of a node. Raises NoInputError if there is no such node."""
-    if not 0 <= node < run.job.max_nodes:
-        raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_nodes - 1}")
+    if not 0 <= node < run.job.max_machines:
+        raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_machines - 1}")
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 

@@ -295,7 +295,7 @@ def known_end(run: Run) -> RunStatus | None:
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
     found = {}
-    for node in range(run.job.max_nodes):
+    for node in range(run.job.max_machines):
         try:
             found[node] = read_outcome(read_record(Path(run.folder) / node_name(node) / OUTCOME).decode())
         except (OSError, ValueError):

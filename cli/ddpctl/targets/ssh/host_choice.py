@@ -34,7 +34,7 @@ class Choice:
 
     def nodes(self, job: JobSpec) -> str:
         """Return the number of nodes as ``N`` or ``MIN:MAX``. MAX is the number of hosts."""
-        most = len(self.hosts)
+        most = len(self.hosts) - job.spares
         return str(most) if job.min_nodes >= most else f"{job.min_nodes}:{most}"
 
 
@@ -70,7 +70,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     """
     order, job = candidates(options, plan), plan.job
     hosts = [options.hosts[number] for number in order]
-    facts = yield from look(hosts[: job.max_nodes])
+    facts = yield from look(hosts[: job.max_machines])
     found = judge(options, plan, hosts[: len(facts)], facts)
     if any(found.wrong) and len(hosts) > len(facts):
         facts += yield from look(hosts[len(facts) :])
@@ -81,10 +81,11 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     taken = [place for place in places if found.kinds(place) == {GpusTakenError}] if waits else []
     resumed = _holder(options, plan) is not None and order[0] == _holder(options, plan)
     usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
-    if len(usable) < job.min_nodes:
-        raise found.refusal(need=job.min_nodes, dry_run=dry_run)
+    least = job.min_nodes + job.spares
+    if len(usable) < least:
+        raise found.refusal(need=least, dry_run=dry_run)
     usable, notes = _with_checkpoints(options, plan, found, usable, holder_first=resumed)
-    chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
+    chosen = usable[: max(least, min(job.max_machines, len(ready)))]
     notes += [
         one_line(f"{host.address} is not used: {found.why(place)}")
         for place, host in enumerate(found.hosts)
