@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -35,6 +36,9 @@ from ddprun.system import compat
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
+
+if TYPE_CHECKING:
+    from ddprun.nodes.election import Voter
 
 DRAIN_S = 5.0
 TakePlace = Callable[[NodeConfig], tuple[Node, NodeCommands]]
@@ -61,22 +65,15 @@ def bring_up(
     with progress.import_progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
         compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
-        from ddprun.files.checkpoint_copies import start_copies
+        from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
-        from ddprun.nodes.spares import Spare
 
     voter = None
     if config.is_spare:
-        stop = Stop(workers, config, journal.log)
-        series = metrics.NodeSeries(CollectorRegistry())
-        route_signals(config, signals, stop, series, journal)
-        journal.update(state="spare")
-        spare = Spare(config, route, log=journal.log, check_stop=stop.check)
-        config, route, voter = spare.wait(PeerChecks(config, report, series, environ))
+        config, route, voter = stand_by(node, route, workers, signals, report, environ)
         node, commands = take_place(config)
-        epoch = voter.electorate.epoch if voter else 0
-        journal.emit("took_place", machine=config.machine, epoch=epoch)
+        journal.emit("took_place", machine=config.machine, epoch=voter.electorate.epoch)
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
     node_metrics = NodeMetrics(node, heartbeats, environ)
     series = node_metrics.series
@@ -119,9 +116,21 @@ def bring_up(
         downtime=downtime,
     )
     agent = NodeAgent(context, rendezvous)
-    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
-    if not config.node_rank and not folder.previous_run:
-        report_missing_checkpoint(config, journal.log)
+
+    def begin_copies(offers_at: str = "") -> CheckpointCopies | None:
+        members, path = lambda: rendezvous.members, folder.path
+        return start_copies(config, rendezvous.address, rendezvous.control, members, journal, path, offers_at=offers_at)
+
+    copies = begin_copies()
+
+    def begin_again() -> None:
+        nonlocal copies
+        copies = begin_copies(route.own)
+
+    agent.on_new_store = begin_again
+    if copies and voter and not config.node_rank:
+        agent.before_ranks = copies.restore
+    report_missing_checkpoint(config, journal.log, is_first=not folder.previous_run)
     node_facts.write_inventory(folder.path, config, environ)
     node_metrics.start()
     try:
@@ -141,9 +150,27 @@ def bring_up(
     return agent.outcome
 
 
-def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None]) -> None:
-    """Log a line if this run resumes another run, but the folder of that run's checkpoints is empty or missing."""
-    if config.resumes and config.checkpoint_dir:
+def stand_by(
+    node: Node, route: Route, workers: Workers, signals: Signals, report: PreflightReport, environ: Mapping[str, str]
+) -> tuple[NodeConfig, Route, "Voter"]:
+    """Wait until this spare takes the place of a node. Return its new settings and route. Raises NodeError."""
+    from ddprun.nodes.peer_checks import PeerChecks
+    from ddprun.nodes.spares import Spare
+
+    config, journal = node.config, node.journal
+    stop, series = Stop(workers, config, journal.log), metrics.NodeSeries(CollectorRegistry())
+    route_signals(config, signals, stop, series, journal)
+    journal.update(state="spare")
+    spare = Spare(config, route, log=journal.log, check_stop=stop.check)
+    return spare.wait(PeerChecks(config, report, series, environ))
+
+
+def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None], *, is_first: bool) -> None:
+    """Log a line on node 0 if this run resumes another run, whose folder of checkpoints is empty or missing.
+
+    ``is_first``: whether this is the first start of the run.
+    """
+    if is_first and not config.node_rank and config.resumes and config.checkpoint_dir:
         with contextlib.suppress(OSError):
             if not newest_checkpoint(Path(config.checkpoint_dir)):
                 what = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"

@@ -197,10 +197,15 @@ def main() -> NoReturn:
 
     outcome = run_guarded(run, folder)
     commands.tear_down(outcome.code)
+    conclude(outcome, report, end)
+
+
+def conclude(outcome: Outcome, report: PreflightReport, end: NodeExit) -> NoReturn:
+    """Print the table of the preflight if that is all that was asked for, and end this process."""
     if outcome.code:
         report.failed(outcome.message)
-    if config.check_only:
-        console.put(1, report.table().encode())
+    if end.config.check_only:
+        end.console.put(1, report.table().encode())
     end(outcome)
 
 

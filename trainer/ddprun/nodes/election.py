@@ -90,6 +90,7 @@ class Voter:
     check_stop: Callable[[], None]
     own: Any = None  # the standby store of a spare, which may be elected
     own_place: tuple[str, int] = ("", 0)  # where its control store will be
+    leader_at: tuple[str, int] | None = None  # the standby store of the new node 0
     voted: int = field(default=0, init=False)
     _until: float = field(default=0.0, init=False)  # when the election ends
 
@@ -106,13 +107,14 @@ class Voter:
                     leader = self._stand() if spare == self.machine else self._visit(spare, is_visited)
                     if leader:
                         self.electorate = replace(self.electorate, epoch=leader.epoch)
+                        self.leader_at = self.electorate.standby[leader.spare]
                         return leader
             time.sleep(PAUSE_S)
         reached, number = len(is_visited | {self.machine}), len(self.electorate.machines)
         why = f"node 0 was lost, and this machine found no new node 0 within {ELECTION_S:g} s"
         hint = f"of the {number} machines of the run, more than half must reach each other"
         seen = f"this one reached {reached - 1} of {len(self.electorate.standby)} spares"
-        raise node_error(Exit.ABSENT, "absent", f"{why} ({seen})", hint=hint, node=0)
+        raise node_error(Exit.ABSENT, "node_lost", f"{why} ({seen})", hint=hint, node=0)
 
     def _visit(self, spare: int, is_visited: set[int]) -> Leader | None:
         """Vote for a spare if it stands for election. Return the leader if it is elected."""
@@ -163,9 +165,9 @@ class Voter:
         return Leader(spare=self.machine, epoch=epoch, address=address, port=port)
 
 
-def is_alive(leader: tuple[str, int]) -> bool:
+def is_alive(place: tuple[str, int]) -> bool:
     """Return whether the standby store at this address and port can be reached."""
     with contextlib.suppress(OSError):
-        network.check_reachable(*leader, timeout_s=stores.CONNECT_TIMEOUT_S)
+        network.check_reachable(*place, timeout_s=stores.CONNECT_TIMEOUT_S)
         return True
     return False

@@ -14,9 +14,9 @@ If node 0 is lost and replaced, the other nodes join the store of the new node 0
 its key ``history`` (consensus.py). The nodes meet there for attempt 1. Then node 0 gives this attempt the number that
 follows the last failed attempt, and writes this number into ``1/group``.
 
-If the run has spares (spares.py), ``standby/K`` describes spare K, and ``electorate`` the machines that elect a new node
-0 (election.py). ``place/K`` is the number of the node whose place spare K takes. ``ended`` is how the run has ended, and
-``ended/K`` means that spare K has read it.
+If the run has spares (spares.py), ``standby/K`` describes spare K, and ``electorate`` the machines that elect a new
+node 0 (election.py). ``place/K`` is the number of the node whose place spare K takes. ``ended`` is how the run has
+ended, and ``ended/K`` means that spare K has read it.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ from ddprun.nodes.preflight import RETRY_S, Route
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import compat, network, stores
 from ddprun.system.errors import NodeError, config_error, node_error, store_lost_error
-from ddprun.system.restart_policy import read_attempts
+from ddprun.system.restart_policy import NODE_LOST_S, read_attempts
 from ddprun.system.stores import StoreError
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
@@ -103,18 +103,22 @@ class FixedRankRendezvous(RendezvousHandler):
         self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
         self._voter, self._is_elected = voter, self._is_leader and voter is not None
-        self._leader: tuple[str, int] | None = None  # the standby store of an elected node 0
         self._called: dict[int, int] = {}  # lost node → the spare that takes its place
         self._hopeless_at: float | None = None  # since when a node is lost and there is no spare
         self.attempt = 0
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the previous attempt
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
-        self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
+        self.control: Any = None
         try:
+            self.control = self._signed(self._host()) if self._is_leader else self._join()
             self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
         except StoreError:
-            raise store_lost_error() from None
+            if not voter:
+                raise store_lost_error() from None
+            if config.is_spare:  # it may be elected itself
+                raise
+            self.join_anew()
         if self._is_leader and config.is_replaced:
             threading.Thread(target=self._watch_name, name="node-0", daemon=True).start()
 
@@ -122,6 +126,11 @@ class FixedRankRendezvous(RendezvousHandler):
     def master(self) -> str:
         """Return the address of the control store as host:port."""
         return f"{self._config.master_addr}:{self.control.port}"
+
+    @property
+    def address(self) -> str:
+        """Return the address of node 0."""
+        return self._route.address
 
     def _host(self) -> TCPStore:
         assert self._route.listener is not None, "find_route has bound it on node 0"  # noqa: S101
@@ -134,7 +143,8 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _join(self) -> Any:
         wait, config = self._new_wait(), self._config
-        moves = bool(config.is_replaced or self._leader)
+        leader_at = self._voter.leader_at if self._voter else None
+        moves = bool(config.is_replaced or leader_at)
         while True:
             left_s = min(wait.left_s, REACH_S) if moves else wait.left_s
             reason = self._resolve_again() if config.is_replaced else ""
@@ -149,8 +159,9 @@ class FixedRankRendezvous(RendezvousHandler):
                     reason = error.message
             if wait.is_over((0,), reason):
                 raise self._absent_error((0,), reason)
-            if self._leader and not election.is_alive(self._leader):
-                raise DistNetworkError("the new node 0 was lost")
+            is_alive = election.is_alive(leader_at) if leader_at else wait.passed_s < NODE_LOST_S
+            if self._voter and not is_alive:
+                raise DistNetworkError("node 0 was lost")
             if moves:
                 time.sleep(RESOLVE_S)
 
@@ -172,7 +183,6 @@ class FixedRankRendezvous(RendezvousHandler):
             if not self._voter or not self._voter.electorate.standby:
                 raise store_lost_error()
             leader = self._voter.find_leader()
-            self._leader = self._voter.electorate.standby[leader.spare]
             self._config = replace(self._config, master_addr=leader.address, master_port=leader.port)
             self._route = replace(self._route, address=leader.address)
             self._log(f"spare {leader.spare} ({leader.address}) is the new node 0")
@@ -270,16 +280,13 @@ class FixedRankRendezvous(RendezvousHandler):
                 number = max(number, latest + self.control.check([f"{latest}/group"]))
             self.attempt = number
             group = self._meet()
+            self._read_electorate()
         except StoreError:
             self._raise_store_lost()
         if self._config.node_rank not in group["members"]:
             message = f"node {self._config.node_rank} joined too late: the run has begun without it"
             raise node_error(Exit.ABSENT, "absent", message, node=self._config.node_rank)
         self.members = tuple(group["members"])
-        try:
-            self._read_electorate()
-        except StoreError:
-            self._raise_store_lost()
         self._checks.report_members(self.members)
         self.attempt = group["attempt"]
         host, port = self._host_of_ranks, group["port"]
@@ -290,11 +297,7 @@ class FixedRankRendezvous(RendezvousHandler):
             elif not self._is_leader:
                 store = stores.connect(host, port)
         except StoreError:
-            config = replace(self._config, master_port=port)
-            if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
-                hint = "every port of node 0's machine must be open to the other nodes"
-                raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
-            self._raise_store_lost()
+            self._raise_unreachable(port)
         assert store is not None, "_gather has created it on node 0"  # noqa: S101
         rank = self.members.index(self._config.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
@@ -322,6 +325,16 @@ class FixedRankRendezvous(RendezvousHandler):
     def connect_to_spare(self, address: str, port: int) -> Any:
         """Connect to the standby store of a spare. Raises StoreError."""
         return self._signed(stores.connect(address, port, QUICK))
+
+    def _raise_unreachable(self, port: int) -> NoReturn:
+        """Raise the error of a node that cannot connect to the attempt's store, on this port of node 0."""
+        if self._config.replaces_node_0 and self.is_store_lost():
+            self._raise_store_lost()
+        config = replace(self._config, master_port=port)
+        if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
+            hint = "every port of node 0's machine must be open to the other nodes"
+            raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
+        self._raise_store_lost()
 
     def _raise_store_lost(self) -> NoReturn:
         if self._config.replaces_node_0:
@@ -389,7 +402,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return stores.decode(key, self.control.get(key), lambda it: (str(it[0]), int(it[1]), str(it[2])))
 
     def _call_spares(self, missing: tuple[int, ...], passed_s: float) -> None:
-        """On node 0, give the numbers of lost nodes to spares. Raises NodeError if there have been none for REPLACE_S."""
+        """On node 0, give the numbers of lost nodes to spares. Raises NodeError if there is none for REPLACE_S."""
         for node, spare in [*self._called.items()]:
             if node in missing and not self.control.check([f"claim/{spare}"]):  # it was lost, too
                 self.control.delete_key(f"claim/{node}")

@@ -1,7 +1,7 @@
 """How a spare waits, with torch imported and without ranks, until it takes the place of a lost node.
 
-A spare sends heartbeats to node 0, which gives it the number of a lost node. If node 0 is lost, the spare votes for another
-spare or is elected itself (election.py). The control store's keys are listed in rendezvous.py.
+A spare sends heartbeats to node 0, which gives it the number of a lost node. If node 0 is lost, the spare votes for
+another spare or is elected itself (election.py). The control store's keys are listed in rendezvous.py.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ class Spare:
     def __init__(
         self, config: NodeConfig, route: Route, *, log: Callable[[str], None], check_stop: Callable[[], None]
     ) -> None:
-        """Serve the standby store, for as long as this process runs. ``check_stop`` raises NodeError. Raises OSError."""
+        """Serve the standby store for as long as this process runs. Raises OSError. ``check_stop`` raises NodeError."""
         self._config, self._route, self._log, self._check_stop = config, route, log, check_stop
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
         self._store: Any = self._signed(stores.serve(route.own, network.bind_free_port(route.own)))
         self._listener = network.bind_free_port(route.own)  # of the control store, if this spare is elected
         self._voter: Voter | None = None
 
-    def wait(self, checks: PeerChecks) -> tuple[NodeConfig, Route, Voter | None]:
+    def wait(self, checks: PeerChecks) -> tuple[NodeConfig, Route, Voter]:
         """Wait for a place. Return the settings with its number, and the route to node 0. Raises NodeError.
 
         The error has the outcome of the run if the run ends.
@@ -48,11 +48,11 @@ class Spare:
         while True:
             try:
                 rendezvous = FixedRankRendezvous(
-                    self._config, self._route, checks, log=self._log, check_stop=self._check_stop
+                    self._config, self._route, checks, log=self._log, check_stop=self._check_stop, voter=self._voter
                 )
-                node = self._wait_at(rendezvous, checks)
+                node, voter = self._wait_at(rendezvous, checks)
                 self._store.set("used", "")
-                return replace(self._config, node_rank=node), self._route, self._voter
+                return replace(self._config, node_rank=node), self._route, voter
             except StoreError:
                 if not self._voter:
                     raise store_lost_error() from None
@@ -65,8 +65,8 @@ class Spare:
             self._log(f"spare {leader.spare} ({leader.address}) is the new node 0")
             checks.compare_again()
 
-    def _wait_at(self, rendezvous: FixedRankRendezvous, checks: PeerChecks) -> int:
-        """Wait at node 0's store until node 0 gives this spare the number of a node. Raises NodeError and StoreError."""
+    def _wait_at(self, rendezvous: FixedRankRendezvous, checks: PeerChecks) -> tuple[int, Voter]:
+        """Wait until node 0 gives this spare the number of a node, and return it. Raises NodeError and StoreError."""
         control, machine = rendezvous.control, self._config.machine
         threading.Thread(target=self._send_heartbeats, args=(control.clone(),), name="spare", daemon=True).start()
         try:
@@ -77,31 +77,24 @@ class Spare:
         place = [self._route.own, self._store.port, PROCESS_TOKEN]
         control.set(f"standby/{machine}", json.dumps(place))
         self._log(f"this machine is a spare of run {self._config.run_id}: it waits to take the place of a lost node")
-        is_known = False
-        while not control.check([f"place/{machine}"]):
+        while not (self._voter and control.check([f"place/{machine}"])):
             self._check_stop()
             if control.check(["ended"]):
                 outcome = read_outcome(control.get("ended").decode())
                 control.set(f"ended/{machine}", "")
                 raise NodeError(outcome)
-            if not is_known and control.check(["electorate"]):
-                is_known = True
-                self._set_electorate(control, rendezvous)
+            if not self._voter and control.check(["electorate"]):
+                self._voter = Voter(
+                    machine=machine,
+                    electorate=stores.decode("electorate", control.get("electorate"), read_electorate),
+                    connect=rendezvous.connect_to_spare,
+                    log=self._log,
+                    check_stop=self._check_stop,
+                    own=self._store,
+                    own_place=(self._route.own, self._listener.getsockname()[1]),
+                )
             time.sleep(HEARTBEAT_INTERVAL_S)
-        return stores.decode(f"place/{machine}", control.get(f"place/{machine}"), int)
-
-    def _set_electorate(self, control: Any, rendezvous: FixedRankRendezvous) -> None:
-        electorate = stores.decode("electorate", control.get("electorate"), read_electorate)
-        self._voter = self._voter or Voter(
-            machine=self._config.machine,
-            electorate=electorate,
-            connect=rendezvous.connect_to_spare,
-            log=self._log,
-            check_stop=self._check_stop,
-            own=self._store,
-            own_place=(self._route.own, self._listener.getsockname()[1]),
-        )
-        self._voter.electorate = electorate
+        return stores.decode(f"place/{machine}", control.get(f"place/{machine}"), int), self._voter
 
     def _send_heartbeats(self, control: Any) -> None:
         """Send heartbeats until node 0 is lost, also while this spare starts as a node."""

@@ -137,9 +137,9 @@ class SshTarget(Target):
         failed = yield from self._start_nodes(start, range(len(hosts)), hosts, facts)
         notes = [*choice.notes]
         if job.spares and job.checkpoint_copies == 1 and not options.checkpoint_dir:
-            lost = "if that host is lost, the training starts at step 0"
+            cost = "if that host is lost, the training starts at step 0"
             notes.append(
-                f"checkpoints are on the host of node 0 alone: {lost} (set checkpoint_copies or checkpoint_dir)"
+                f"checkpoints are on the host of node 0 alone: {cost} (set checkpoint_copies or checkpoint_dir)"
             )
         if not choice.cuda and job.device != "cpu":
             notes.append(f"no GPU there: {counted(job.world_size, 'CPU rank')} with gloo")
