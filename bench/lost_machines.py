@@ -2,15 +2,16 @@
 
 Each machine is a network namespace with one ddprun and one rank. All ddpruns are forked from this process, which has
 imported torch: a round takes a minute less on a busy machine. To lose a machine, its link is set down and all of its
-processes are killed at once. Nothing starts a ddprun again. Each round checks that the ranks train again within LIMIT_S,
-that the final weights are those of an undisturbed run, that no two processes of a rank ever trained at the same time, the
-exit codes, and that no process is left. Needs root and ip (iproute2).
+processes are killed at once. Nothing starts a ddprun again. Each round checks that the ranks train again within
+LIMIT_S, that the final weights are those of an undisturbed run, that no two processes of a rank ever trained at the
+same time, the exit codes, and that no process is left. Needs root and ip (iproute2).
 """
 
 import argparse
 import contextlib
 import ctypes
 import importlib
+import itertools
 import os
 import random
 import runpy
@@ -109,15 +110,13 @@ class Run:
         made = self.steps().values()
         return all(any(at > since and n >= step for one in of.values() for at, n in one) for of in made)
 
-    def trains_again(self, since: float) -> float:
-        """Wait until a new process of each rank has made a step. Return how many seconds after ``since``."""
+    def last_starts(self) -> list[float]:
+        """Return the time of the first step of each rank's last process."""
+        return [max(one[0][0] for one in of.values() if one) for of in self.steps().values()]
 
-        def firsts() -> list[float]:
-            starts = [[one[0][0] for one in of.values() if one and one[0][0] > since] for of in self.steps().values()]
-            return [min(times) for times in starts] if all(starts) else []
-
-        self.until(firsts, "training again")
-        return max(firsts()) - since
+    def train_again(self, since: float) -> None:
+        """Wait until a new process of each rank has made a step."""
+        self.until(lambda: min(self.last_starts()) > since, "training again")
 
     def has_ended(self, number: int) -> bool:
         if number not in self.statuses:
@@ -137,8 +136,11 @@ class Run:
     def alive(self) -> list[int]:
         return [pid for machine in self.machines for pid in machine.pids()]
 
-    def ends(self, weights: str, codes: dict[int, int]) -> None:
-        """Wait for the end of the run, and check it. ``codes``: those that are not 0."""
+    def ends(self, weights: str, codes: dict[int, int], since: float = 0.0) -> float:
+        """Wait for the end of the run, and check it. Return how many seconds after ``since`` the ranks trained again.
+
+        ``codes``: those that are not 0.
+        """
         self.until(lambda: all(map(self.has_ended, self.processes)), "the end")
         expected = {number: codes.get(number, 137 if number in self.lost else 0) for number in self.processes}
         ended = {number: self.code(number) for number in self.processes}
@@ -149,12 +151,13 @@ class Run:
             raise WrongError("other weights than those of an undisturbed run")
         self.check_one_training()
         self.until(lambda: not self.alive(), "the end of all processes", ORPHANS_S)
+        return max(0.0, max(self.last_starts()) - since)
 
     def check_one_training(self) -> None:
         """Raise WrongError if two processes of a rank have ever trained at the same time."""
         for rank, of in self.steps().items():
             spans = sorted((one[0][0], one[-1][0]) for one in of.values() if one)
-            if any(first[1] > second[0] for first, second in zip(spans, spans[1:], strict=False)):
+            if any(first[1] > second[0] for first, second in itertools.pairwise(spans)):
                 raise WrongError(f"two processes of rank {rank} trained at the same time")
 
 
@@ -215,9 +218,7 @@ def begin(run: Run, dice: random.Random) -> None:
 def lose_one(number: int) -> Callable[[Run, random.Random, str], float]:
     def play(run: Run, dice: random.Random, weights: str) -> float:
         begin(run, dice)
-        took_s = run.trains_again(run.lose(number)) if number < NODES else (run.lose(number), 0.0)[1]
-        run.ends(weights, {})
-        return took_s
+        return run.ends(weights, {}, run.lose(number))
 
     return play
 
@@ -230,15 +231,11 @@ def cut_one(number: int) -> Callable[[Run, random.Random, str], float]:
         at = time.time()
         run.machines[number].cut()
         mended_s = dice.uniform(5, 14)
-        took_s = 0.0
         while time.time() < at + mended_s:
             time.sleep(POLL_S)
         run.machines[number].plug_in()
-        if number < NODES:
-            took_s = run.trains_again(at)
         run.until(lambda: run.has_ended(number), f"the end of machine {number}", max(0.1, at + LIMIT_S - time.time()))
-        run.ends(weights, {number: 137 if number == 0 else 142})
-        return took_s
+        return run.ends(weights, {number: 137 if number == 0 else 142}, at)
 
     return play
 
@@ -248,10 +245,7 @@ def lose_two(first: int, second: int) -> Callable[[Run, random.Random, str], flo
         begin(run, dice)
         run.lose(first)
         time.sleep(dice.uniform(0, 2))
-        at = run.lose(second)
-        took_s = run.trains_again(at)
-        run.ends(weights, {})
-        return took_s
+        return run.ends(weights, {}, run.lose(second))
 
     return play
 
@@ -264,10 +258,7 @@ def lose_spare_too(number: int) -> Callable[[Run, random.Random, str], float]:
         run.lose(number)
         run.until(lambda: (state := run.state(NODES)) and state.state != "spare", "the spare takes over")
         time.sleep(dice.uniform(0, 1))
-        at = run.lose(NODES)
-        took_s = run.trains_again(at)
-        run.ends(weights, {})
-        return took_s
+        return run.ends(weights, {}, run.lose(NODES))
 
     return play
 
@@ -275,11 +266,9 @@ def lose_spare_too(number: int) -> Callable[[Run, random.Random, str], float]:
 def lose_successor(run: Run, dice: random.Random, weights: str) -> float:
     """Lose node 0, and when the ranks train again, the machine of its successor."""
     begin(run, dice)
-    run.trains_again(run.lose(0))
+    run.train_again(run.lose(0))
     time.sleep(dice.uniform(0, 2))
-    took_s = run.trains_again(run.lose(NODES))
-    run.ends(weights, {})
-    return took_s
+    return run.ends(weights, {}, run.lose(NODES))
 
 
 def lose_too_many(first: int, second: int) -> Callable[[Run, random.Random, str], float]:
@@ -340,7 +329,7 @@ def main() -> None:
         spares, play = SCENARIOS[name]
         took: list[float] = []
         for number in range(args.rounds):
-            dice = random.Random(f"{args.seed} {name} {number}")
+            dice = random.Random(f"{args.seed} {name} {number}")  # noqa: S311
             try:
                 with start_run(spares) as run:
                     took.append(play(run, dice, weights))
