@@ -330,13 +330,13 @@ def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
     job = "nodes: 3, spares: 1, gpus: 1, device: cpu, checkpoint_copies: 2}"
     path.write_text(path.read_text().replace("nodes: 2, gpus: 2, device: cpu}", job))
     training = ("--epochs=4", "--checkpoint-every=10")
-    launched = lab.ddpctl("launch", "--detach", "--name", "night", "--", "--deterministic", *training)
+    launched = lab.ddpctl("launch", "--detach", "--name", "night", "--", str(PACED), "--deterministic", *training)
     assert launched.returncode == 0, launched.stderr
     copied = lab.boxes[1].home / f".ddpctl/runs/night/{CHECKPOINTS}/{COPY}"
     try:
         wait_until(lambda: re.search(r"epoch +1/", lab.log("night")) and copied.exists(), "a copy", timeout_s=180)
-        before = json.loads(lab.ddpctl("status", "night", "--json").stdout)
-        assert [node["state"]["state"] == "spare" for node in before["node_reports"]] == [False, False, False, True]
+        waiting = json.loads((lab.boxes[3].home / ".ddpctl/runs/night/node-3/node.json").read_text())
+        assert (waiting["state"], waiting["node"]) == ("spare", 3)
         lab.machines[0].cut()
         lab.machines[0].kill()
         wait_until(lambda: "started (attempt 2)" in lab.log("night", 3), "the spare as node 0", timeout_s=60)
@@ -349,6 +349,6 @@ def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
         assert re.search(r"continuing at step (?!1 )", lab.log("night", 3))
         events = json.loads(lab.ddpctl("timeline", "night", "--json").stdout)["events"]
         took = [event for event in events if event["event"] == "took_place"]
-        assert [(event["node"], event["facts"]["machine"], event["facts"]["epoch"]) for event in took] == [(0, 3, 1)]
+        assert [(event["node"], event["machine"], event["epoch"]) for event in took] == [(0, 3, 1)]
     finally:
         lab.machines[0].plug_in()

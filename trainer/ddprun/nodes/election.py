@@ -51,7 +51,7 @@ class Electorate:
         """
         order = sorted(self.standby)
         first = max(last, self.epoch) + 1
-        return first + (order.index(spare) - first) % len(order)
+        return first + (order.index(spare) + 1 - first) % len(order)
 
     def encode(self) -> str:
         """Return the value of the key ``electorate``."""
