@@ -53,6 +53,7 @@ HEARTBEAT_INTERVAL_S = 0.25
 MAX_NEW = 64  # nodes without a heartbeat that an update looks for
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
+HINT = "a spare would take its place (--spares)"
 
 
 @dataclass(kw_only=True)
@@ -297,7 +298,9 @@ class Consensus:
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
                 self._set_decision(self._decide_next(self.history))
             else:
-                self._set_decision(Decision(outcome=lost))
+                self._set_decision(
+                    Decision(outcome=lost if self._config.spares else replace(lost, message=f"{lost.message}; {HINT}"))
+                )
 
     def _watch(self) -> None:
         """Detect that calls to the store hang because node 0 ended without closing its connections (power failure).

@@ -292,7 +292,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
 
     Slurm reports whether the job runs. The files of its nodes contain its progress and its outcome.
     """
-    reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
+    reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_machines))
     if answers.error and job is None:
         return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
     if job is not None and job.state == "pending":
