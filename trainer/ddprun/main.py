@@ -126,7 +126,7 @@ def main() -> NoReturn:
         node_config.check_program(config, alone=True)
         config = joining.settle_number(config, log_early, partial(preload_torch, config, log_early))
         node = config.node_rank
-        config, node_rank = replace(config, machine=node), str(node)
+        node_rank = str(node)
         state = NodeState(
             run=config.run_id,
             run_uid=run_identity.make_uid(config, os.environ),

@@ -52,7 +52,7 @@ class Spare:
                 )
                 node, voter = self._wait_at(rendezvous, checks)
                 self._store.set("used", "")
-                return replace(self._config, node_rank=node), self._route, voter
+                return replace(self._config, node_rank=node, spare=self._config.machine), self._route, voter
             except StoreError:
                 if not self._voter:
                     raise store_lost_error() from None
@@ -61,7 +61,7 @@ class Spare:
             self._route = replace(self._route, address=leader.address)
             if leader.spare == config.machine:
                 route = replace(self._route, address=own, listener=self._listener)
-                return replace(self._config, node_rank=0), route, self._voter
+                return replace(self._config, node_rank=0, spare=config.machine), route, self._voter
             self._log(f"spare {leader.spare} ({leader.address}) is the new node 0")
             checks.compare_again()
 

@@ -123,7 +123,6 @@ class NodeConfig:
     min_nodes: int
     max_nodes: int
     spares: int  # further machines, which wait to take the place of a lost node
-    machine: int  # the number of this machine; a spare that takes the place of a node gets another node_rank
     local_world_size: int
     node_rank: int  # UNNUMBERED if no launcher sets it
     may_host: bool  # whether a node that is not numbered may become node 0
@@ -169,6 +168,7 @@ class NodeConfig:
     debug_rank: int | None  # the global rank to debug, if any
     role: str  # torch elastic's role of the ranks of this node
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
+    spare: int | None = None  # the number of this machine while it was a spare; None: it was none
 
     def reads_stdin(self, rank: int) -> bool:
         """Return whether a rank reads ddprun's stdin.
@@ -188,6 +188,11 @@ class NodeConfig:
     def prefix(self, rank: int) -> str:
         """Return the prefix of a rank's lines on the console."""
         return "" if self.no_prefix or self.shows_raw(rank) else f"[node{self.node_rank} rank{rank}] "
+
+    @property
+    def machine(self) -> int:
+        """Return the number of this machine, which it keeps when it takes the place of a node."""
+        return self.node_rank if self.spare is None else self.spare
 
     @property
     def is_spare(self) -> bool:
@@ -246,7 +251,6 @@ def read_config(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         spares=spares,
-        machine=node_rank,
         local_world_size=local_world_size,
         node_rank=node_rank,
         may_host="is_host" not in settings,
