@@ -53,9 +53,7 @@ PROGRAM = (
 # field, which parses its text and documents it.
 FLAGS: Mapping[str, Any] = {
     "nodes": Nodes,
-    "spares": Annotated[
-        str | None, _option("--spares", metavar="N", help="Machines that wait to take the place of a lost node.")
-    ],
+    "spares": Annotated[str | None, _option("--spares", metavar="N")],
     "gpus": Gpus,
     "ranks": Annotated[str | None, _option("--ranks", metavar="R")],
     "target": Target,
