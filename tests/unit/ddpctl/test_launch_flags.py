@@ -9,7 +9,7 @@ import typer
 from tests.in_process import command, ddpctl
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
-from ddpctl.errors import ConfigError
+from ddpctl.errors import DdpctlError
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
@@ -135,7 +135,7 @@ def test_a_flag_sets_its_value(
     ["-t lab --nodes 3 --spares 1", "-t t4s --spares 1", "-t hpc --nodes 2 --spares 2", "-t hpc -n 2:3 --spares 1"],
 )
 def test_spares_are_refused_where_they_cannot_help(request_of: Callable[[str], Request], arguments: str) -> None:
-    with pytest.raises(ConfigError, match="spares"):
+    with pytest.raises(DdpctlError, match="spares"):
         request_of(arguments)
 
 

@@ -116,3 +116,10 @@ def test_next_spare_is_elected_if_the_first_is_used(short, monkeypatch):
 def test_minority_elects_nobody(short):
     errors = Machines(3, 1).elect(2, 3)
     assert [error.code for error in errors.values()] == [Exit.ABSENT] * 2
+
+
+def test_keys_that_a_machine_reads_after_it_has_seen_them_are_never_deleted(short):
+    machines = Machines(3, 1)
+    machines.elect(3)  # it stands, and is not elected
+    assert machines.stores[3].check(["stands"])
+    assert int(machines.stores[3].get("stands")) == 0

@@ -4,7 +4,7 @@ Each spare serves a standby store. A spare that has lost node 0 stands for elect
 use. A machine that has lost node 0 visits the standby stores in the order of their numbers, and votes for a spare that
 stands. A spare with the votes of more than half of the electorate is the new node 0.
 
-Keys of a standby store: ``stands`` is the epoch in which this spare stands. ``vote/EPOCH/MACHINE`` is a vote.
+Keys of a standby store: ``stands`` is the epoch in which this spare stands, or 0. ``vote/EPOCH/MACHINE`` is a vote.
 ``leader`` has the epoch in which this spare was elected, and the address and port of its control store. ``used`` means
 that this spare has taken the place of a node, so that it does not stand.
 """
@@ -155,11 +155,12 @@ class Voter:
             self.check_stop()
             votes = {machine for machine in self.electorate.machines if self.own.check([f"vote/{epoch}/{machine}"])}
             time.sleep(POLL_S)
-        self.own.delete_key("stands")
+        address, port = self.own_place
+        if self.electorate.is_majority(votes):
+            self.own.set("leader", json.dumps({"epoch": epoch, "address": address, "port": port}))
+        self.own.set("stands", "0")  # not deleted: another machine may be about to read it
         if not self.electorate.is_majority(votes):
             return None
-        address, port = self.own_place
-        self.own.set("leader", json.dumps({"epoch": epoch, "address": address, "port": port}))
         chosen = f"{len(votes)} of {len(self.electorate.machines)} machines have elected this spare as node 0"
         self.log(f"node 0 was lost: {chosen} (epoch {epoch})")
         return Leader(spare=self.machine, epoch=epoch, address=address, port=port)
