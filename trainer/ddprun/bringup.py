@@ -73,6 +73,7 @@ def bring_up(
     if config.is_spare:
         config, route, voter = stand_by(node, route, workers, signals, report, environ)
         node, commands = take_place(config)
+        downtime = Downtime(began_at=time.monotonic())
         journal.emit("took_place", machine=config.machine, epoch=voter.electorate.epoch)
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
     node_metrics = NodeMetrics(node, heartbeats, environ)
@@ -117,9 +118,13 @@ def bring_up(
     )
     agent = NodeAgent(context, rendezvous)
 
+    is_new = voter is not None and not config.node_rank  # an elected node 0
+
     def begin_copies(offers_at: str = "") -> CheckpointCopies | None:
         members, path = lambda: rendezvous.members, folder.path
-        return start_copies(config, rendezvous.address, rendezvous.control, members, journal, path, offers_at=offers_at)
+        return start_copies(
+            config, rendezvous.address, rendezvous.control, members, journal, path, offers_at=offers_at, is_new=is_new
+        )
 
     copies = begin_copies()
 
@@ -128,9 +133,9 @@ def bring_up(
         copies = begin_copies(route.own)
 
     agent.on_new_store = begin_again
-    if copies and voter and not config.node_rank:
+    if copies and is_new:
         agent.before_ranks = copies.restore
-    report_missing_checkpoint(config, journal.log, is_first=not folder.previous_run)
+    report_missing_checkpoint(config, journal.log, is_first=not (folder.previous_run or voter))
     node_facts.write_inventory(folder.path, config, environ)
     node_metrics.start()
     try:

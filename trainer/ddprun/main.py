@@ -158,7 +158,6 @@ def main() -> NoReturn:
     def take_place(config: NodeConfig) -> tuple[NodeExit, NodeCommands]:
         """From now on, be the node of this number."""
         nonlocal end, node, commands
-        deregister(end.config)
         end, node, commands = (
             replace(end, config=config),
             config.node_rank,

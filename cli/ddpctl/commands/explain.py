@@ -138,7 +138,7 @@ def ask(
     deadline = time.monotonic() + timeout_s
     seen = launcher.probe(context, run, Probe(metrics=False, request=request))
     answers: tuple[ProbeResult, ...] = ()
-    while len(answers) < len(seen) and time.monotonic() < deadline:
+    while len(answers) < min(len(seen), run.job.max_nodes) and time.monotonic() < deadline:  # spares do not answer
         time.sleep(POLL_S)
         seen = launcher.probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
         answers = tuple(one for one in seen if request in one.files.get(file, ""))

@@ -1,7 +1,7 @@
 """The election of a new node 0: who is a majority, which epochs are used, and that no machine votes twice in one."""
 
 import threading
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -52,6 +52,14 @@ def test_no_epoch_belongs_to_two_spares_and_none_is_used_again():
         assert not others & {*of_spare}
 
 
+def test_node_0_of_an_epoch_is_the_spare_that_may_stand_in_it():
+    every = electorate(3, 3)
+    assert every.node_0 is None
+    for spare in every.standby:
+        for last in range(7):
+            assert replace(every, epoch=every.next_epoch(spare, last)).node_0 == spare
+
+
 def test_vote_is_given_once_an_epoch_and_never_in_an_earlier_one():
     assert [may_vote(epoch, voted=3) for epoch in (2, 3, 4)] == [False, False, True]
 
@@ -66,7 +74,7 @@ class Machines:
         self.electorate = Electorate(
             epoch=0, num_nodes=nodes, standby={spare: (HERE, store.port) for spare, store in self.stores.items()}
         )
-        self.connect = lambda address, port: sign(stores.connect(address, port, timedelta(0)))
+        self.connect = lambda address, port: sign(stores.connect(address, port, is_quick=True))
         self.leaders: dict[int, Leader | NodeError] = {}
 
     def voter(self, machine: int) -> Voter:

@@ -129,11 +129,12 @@ class CheckpointCopies:
 
     def __init__(
         self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
-        node_dir: Path, offers_at: str = "",
+        node_dir: Path, offers_at: str = "", is_new: bool = False,
     ) -> None:  # fmt: skip
         """Start the threads. Raises OSError and StoreError.
 
-        ``offers_at``: the address of this node if it offers its copy to a new node 0.
+        ``offers_at``: the address of this node if it offers its copy to a new node 0. ``is_new``: whether this is a new
+        node 0, which announces nothing before it has called ``restore``.
 
         ``address``: the address of node 0. ``members`` returns the nodes of the current attempt. Of these nodes, those
         with the lowest numbers after node 0 keep copies.
@@ -147,6 +148,7 @@ class CheckpointCopies:
         self._manifest = read_manifest(self._folder / COPY)
         self._nonce, self._saved = secrets.token_hex(32), cast(Event | None, None)
         self._content: dict[str, Path | bytes] = {}  # what node 0 sends, by SHA-256
+        self._is_complete = not is_new
         self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
         if self._node:
             # On another host, a previous node with this number may have had a copy.
@@ -183,6 +185,7 @@ class CheckpointCopies:
         offers = [stores.decode(key, self._store.get(key), dict) for key in keys if self._store.check([key])]
         newest = max(offers, key=lambda offer: offer["step"] or 0, default=None)
         if newest is None or (newest["step"] or 0) <= (read_manifest(self._folder / COPY).step or -1):
+            self._is_complete = True
             return
         where = f"the checkpoint of step {newest['step']} from {newest['address']}"
         self._journal.log(f"this new node 0 fetches {where}")
@@ -191,13 +194,17 @@ class CheckpointCopies:
         except (OSError, HTTPException) as error:
             message = f"{where} could not be fetched: {error}"
             raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
+        self._is_complete = True
 
     def _run(self) -> None:
         with contextlib.suppress(stores.StoreError):
             while True:
                 pause_s, is_last = POLL_S, self._ranks_ended.is_set()
                 try:
-                    self._copy() if self._node else self._announce(is_last=is_last)
+                    if self._node:
+                        self._copy()
+                    elif self._is_complete:
+                        self._announce(is_last=is_last)
                     if is_last and self._is_finished():
                         return
                 except (OSError, HTTPException, NodeError) as error:

@@ -40,6 +40,12 @@ class Electorate:
         """The numbers of all machines."""
         return frozenset({*range(self.num_nodes), *self.standby})
 
+    @property
+    def node_0(self) -> int | None:
+        """The spare that is node 0 in this epoch, or None for the first node 0."""
+        order = sorted(self.standby)
+        return order[(self.epoch - 1) % len(order)] if self.epoch else None
+
     def is_majority(self, machines: Collection[int]) -> bool:
         """Return whether these are more than half of the electorate. Other machines do not count."""
         return 2 * len(self.machines & {*machines}) > len(self.machines)
@@ -101,7 +107,7 @@ class Voter:
         """
         self._until, is_visited = time.monotonic() + ELECTION_S, set[int]()
         while time.monotonic() < self._until:
-            for spare in sorted(self.electorate.standby):
+            for spare in sorted(self.electorate.standby.keys() - {self.electorate.node_0}):  # without the lost one
                 self.check_stop()
                 with contextlib.suppress(StoreError, OSError):
                     leader = self._stand() if spare == self.machine else self._visit(spare, is_visited)

@@ -63,7 +63,6 @@ LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it giv
 SPARES_S = 30.0  # how long the first rendezvous waits for spares after all nodes have arrived
 SURVIVORS_S = 3.0  # how long a new node 0 waits for the other nodes before it replaces them
 REPLACE_S = 6.0  # how long a lost node may take to come back if there is no spare
-QUICK = timedelta(0)  # with stores.ANSWER_TIMEOUT_S: when node 0 counts as lost
 MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works again may still deliver them
 
 
@@ -151,8 +150,9 @@ class FixedRankRendezvous(RendezvousHandler):
             reason = reason or joining.why_unreachable(config, self._route, left_s)
             if not reason:
                 try:
-                    timeout = QUICK if config.spares else stores.TIMEOUT
-                    return self._signed(stores.connect_to_node_0(self._route.address, config.master_port, timeout))
+                    is_quick = config.spares > 0
+                    store = stores.connect_to_node_0(self._route.address, config.master_port, is_quick=is_quick)
+                    return self._signed(store)
                 except NodeError as error:
                     if not moves:  # else the address may be that of the previous node 0
                         raise
@@ -295,7 +295,7 @@ class FixedRankRendezvous(RendezvousHandler):
             if self._config.one_port:
                 store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
             elif not self._is_leader:
-                store = stores.connect(host, port)
+                store = stores.connect(host, port, is_quick=self._config.spares > 0)
         except StoreError:
             self._raise_unreachable(port)
         assert store is not None, "_gather has created it on node 0"  # noqa: S101
@@ -324,7 +324,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def connect_to_spare(self, address: str, port: int) -> Any:
         """Connect to the standby store of a spare. Raises StoreError."""
-        return self._signed(stores.connect(address, port, QUICK))
+        return self._signed(stores.connect(address, port, is_quick=True))
 
     def _raise_unreachable(self, port: int) -> NoReturn:
         """Raise the error of a node that cannot connect to the attempt's store, on this port of node 0."""

@@ -224,7 +224,7 @@ def read_config(
     says whether stdin is a terminal, where a single rank may wait for a user's input.
     """
     settings = launchers.read_settings(options, environ)
-    spares = _whole("--spares", options.spares or "0", "a whole number of at least 0")
+    spares = _whole("--spares", (not options.check_only and options.spares) or "0", "a whole number of at least 0")
     min_nodes, max_nodes = _nnodes(settings, spares)
     node_rank = _node_rank(settings, max_nodes, spares)
     master_addr, master_port = _master(settings, max_nodes)
