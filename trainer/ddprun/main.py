@@ -95,7 +95,7 @@ class NodeExit(Node):
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
                 self.console.log(message)
-            if not has_met:
+            if not has_met and not (config.spans_machines and machine.is_loopback(config.master_addr)):
                 joining.report_refusal(outcome, str(node), config.master_addr, str(config.master_port), config.run_id)
         elif config.run_dir is None:
             shutil.rmtree(path.parent, ignore_errors=True)

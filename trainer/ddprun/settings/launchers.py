@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from ddprun.system import machine
 from ddprun.system.errors import config_error, node_error
 from ddprun.system.network import FREE_PORT_RANGE
 from ddpwire import names
@@ -128,11 +129,14 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
     return settings
 
 
-def spans_machines(environ: Mapping[str, str]) -> bool:
-    """Return whether Slurm started this ddprun in a step of several nodes, so that no node 0 is at a loopback address.
+def spans_machines(environ: Mapping[str, str], nnodes: int, master_addr: str) -> bool:
+    """Return whether the nodes are on several machines, so that no node 0 is at a loopback address.
 
-    ``hostname --ip-address``, from which many batch scripts take the address, prints 127.0.1.1 on Debian.
+    They are if Slurm started them in a step of several nodes. They also are if node 0 is at the address that Debian
+    gives a machine's own name: ``hostname --ip-address`` prints it, from which many batch scripts take the address.
     """
+    if master_addr == machine.DEBIAN_ADDRESS and nnodes > 1:
+        return True
     in_step = slurm_number(environ, "SLURM_STEP_ID", SLURM_NO_SRUN) < SLURM_NO_SRUN
     return in_step and slurm_number(environ, "SLURM_STEP_NUM_NODES", 1) > 1
 

@@ -151,7 +151,7 @@ class NodeConfig:
     launcher: str
     by_hand: bool  # no launcher is known, so each node may have its own terminal window
     pushgateway: str | None  # the Pushgateway that gets the outcome, if any
-    spans_machines: bool  # Slurm started this ddprun in a step of several nodes
+    spans_machines: bool  # a loopback address of node 0 is a mistake
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
     local_addr: str | None  # None means the address from which node 0 is reached
@@ -231,7 +231,7 @@ def read_config(
     grace_s = _grace_s(options.grace, environ)
     teardown_s = _seconds("--teardown-timeout", options.teardown_timeout, TEARDOWN_TIMEOUT_S)
     teardown_s = teardown_s if options.node_teardown else 0.0
-    spans_machines = launchers.spans_machines(environ)
+    spans_machines = launchers.spans_machines(environ, max_nodes, master_addr)
     here = machine.is_loopback(master_addr) and not spans_machines
     default_s = launchers.join_timeout_s(environ, on_one_machine=here)
     timeout_from, timeout = settings.get("join_timeout", ("", None))

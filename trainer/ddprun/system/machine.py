@@ -62,6 +62,9 @@ def count_gpus() -> int:
     return next(absent, len(visible))
 
 
+DEBIAN_ADDRESS = "127.0.1.1"  # of the machine's own name in Debian's /etc/hosts
+
+
 def is_loopback(host: str) -> bool:
     """Return whether ``host`` is a loopback address, which other machines cannot reach."""
     try:
