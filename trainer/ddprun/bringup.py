@@ -117,14 +117,11 @@ def bring_up(
         downtime=downtime,
     )
     agent = NodeAgent(context, rendezvous)
-
     is_new = voter is not None and not config.node_rank  # an elected node 0
 
     def begin_copies(offers_at: str = "") -> CheckpointCopies | None:
-        members, path = lambda: rendezvous.members, folder.path
-        return start_copies(
-            config, rendezvous.address, rendezvous.control, members, journal, path, offers_at=offers_at, is_new=is_new
-        )
+        where = (rendezvous.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
+        return start_copies(config, *where, offers_at=offers_at, is_new=is_new)
 
     copies = begin_copies()
 

@@ -1,13 +1,14 @@
 """The election of a new node 0: who is a majority, which epochs are used, and that no machine votes twice in one."""
 
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from ddprun.nodes import election
-from ddprun.nodes.election import Electorate, Leader, Voter, may_vote
+from ddprun.nodes.election import Electorate, Leader, Voter
 from ddprun.system import network, stores
 from ddprun.system.errors import NodeError
 from ddpwire.exits import Exit
@@ -58,10 +59,6 @@ def test_node_0_of_an_epoch_is_the_spare_that_may_stand_in_it():
     for spare in every.standby:
         for last in range(7):
             assert replace(every, epoch=every.next_epoch(spare, last)).node_0 == spare
-
-
-def test_vote_is_given_once_an_epoch_and_never_in_an_earlier_one():
-    assert [may_vote(epoch, voted=3) for epoch in (2, 3, 4)] == [False, False, True]
 
 
 class Machines:
@@ -131,3 +128,19 @@ def test_keys_that_a_machine_reads_after_it_has_seen_them_are_never_deleted(shor
     machines.elect(3)  # it stands, and is not elected
     assert machines.stores[3].check(["stands"])
     assert int(machines.stores[3].get("stands")) == 0
+
+
+def test_machine_does_not_vote_in_an_epoch_of_its_last_vote_or_before(short):
+    machines = Machines(3, 1)
+    store, voter = machines.stores[3], machines.voter(1)
+    voter.voted = 2
+    for epoch, is_given in ((1, False), (2, False), (3, True)):
+        store.set("stands", str(epoch))
+        voter._until = time.monotonic() + 5
+        voted = threading.Thread(target=voter._visit, args=(3, set()))
+        voted.start()
+        given = False
+        while voted.is_alive():
+            given = given or store.check([f"vote/{epoch}/1"])
+        assert given is is_given
+    assert voter.voted == 3

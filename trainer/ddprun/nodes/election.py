@@ -80,11 +80,6 @@ class Leader:
     port: int
 
 
-def may_vote(epoch: int, voted: int) -> bool:
-    """Return whether a machine may vote in ``epoch``. ``voted`` is the highest epoch in which it has voted."""
-    return epoch > voted
-
-
 @dataclass(kw_only=True)
 class Voter:
     """A machine of the electorate. It votes at most once in each epoch, and only in epochs that increase."""
@@ -116,11 +111,10 @@ class Voter:
                         self.leader_at = self.electorate.standby[leader.spare]
                         return leader
             time.sleep(PAUSE_S)
-        reached, number = len(is_visited | {self.machine}), len(self.electorate.machines)
-        why = f"node 0 was lost, and this machine found no new node 0 within {ELECTION_S:g} s"
-        hint = f"of the {number} machines of the run, more than half must reach each other"
-        seen = f"this one reached {reached - 1} of {len(self.electorate.standby)} spares"
-        raise node_error(Exit.ABSENT, "node_lost", f"{why} ({seen})", hint=hint, node=0)
+        why = f"node 0 was lost, and this machine has found no new node 0 within {ELECTION_S:g} s"
+        number, every = len(is_visited), len(self.electorate.machines)
+        hint = f"it reached {number} other spares, but more than half of all {every} machines must reach each other"
+        raise node_error(Exit.ABSENT, "node_lost", why, hint=hint, node=0)
 
     def _visit(self, spare: int, is_visited: set[int]) -> Leader | None:
         """Vote for a spare if it stands for election. Return the leader if it is elected."""
@@ -135,7 +129,7 @@ class Voter:
                 return leader
             if store.check(["stands"]):
                 epoch = stores.decode("stands", store.get("stands"), int)
-                if may_vote(epoch, max(self.voted, self.electorate.epoch)):
+                if epoch > max(self.voted, self.electorate.epoch):
                     self.voted, vote = epoch, f"vote/{epoch}/{self.machine}"
                     store.set(vote, "")
             time.sleep(POLL_S)
@@ -146,8 +140,7 @@ class Voter:
     def _leader_in(self, store: Any, spare: int) -> Leader | None:
         if not store.check(["leader"]):
             return None
-        value = stores.decode("leader", store.get("leader"), dict)
-        leader = Leader(spare=spare, epoch=int(value["epoch"]), address=str(value["address"]), port=int(value["port"]))
+        leader = stores.decode("leader", store.get("leader"), lambda value: Leader(spare=spare, **value))
         return leader if leader.epoch > self.electorate.epoch else None
 
     def _stand(self) -> Leader | None:
@@ -170,11 +163,3 @@ class Voter:
         chosen = f"{len(votes)} of {len(self.electorate.machines)} machines have elected this spare as node 0"
         self.log(f"node 0 was lost: {chosen} (epoch {epoch})")
         return Leader(spare=self.machine, epoch=epoch, address=address, port=port)
-
-
-def is_alive(place: tuple[str, int]) -> bool:
-    """Return whether the standby store at this address and port can be reached."""
-    with contextlib.suppress(OSError):
-        network.check_reachable(*place, timeout_s=stores.CONNECT_TIMEOUT_S)
-        return True
-    return False

@@ -40,7 +40,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from ddprun.files.run_identity import PROCESS_TOKEN
-from ddprun.nodes import election, joining
+from ddprun.nodes import joining
 from ddprun.nodes.election import Electorate, Voter, read_electorate
 from ddprun.nodes.joining import Wait
 from ddprun.nodes.peer_checks import PeerChecks
@@ -159,11 +159,17 @@ class FixedRankRendezvous(RendezvousHandler):
                     reason = error.message
             if wait.is_over((0,), reason):
                 raise self._absent_error((0,), reason)
-            is_alive = election.is_alive(leader_at) if leader_at else wait.passed_s < NODE_LOST_S
-            if self._voter and not is_alive:
+            if self._voter and self._is_node_0_lost(leader_at, wait):
                 raise DistNetworkError("node 0 was lost")
             if moves:
                 time.sleep(RESOLVE_S)
+
+    def _is_node_0_lost(self, place: tuple[str, int] | None, wait: Wait) -> bool:
+        """Return whether nobody answers at ``place``, the standby store of an elected node 0."""
+        if not place:
+            return wait.passed_s > NODE_LOST_S
+        config, route = replace(self._config, master_port=place[1]), replace(self._route, address=place[0])
+        return bool(joining.why_unreachable(config, route, stores.CONNECT_TIMEOUT_S))
 
     def _resolve_again(self) -> str:
         """Resolve node 0's name again, because a new node 0 has another address. Return why this failed, or ''."""
