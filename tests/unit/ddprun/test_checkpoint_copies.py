@@ -137,7 +137,7 @@ def test_a_new_node_0_fetches_the_newest_copy_before_it_announces_anything(nodes
 def test_copies_need_a_secret(nodes):
     with pytest.raises(NodeError) as error:
         nodes.start(0, secret=b"")
-    assert (error.value.code, "DDP_SECRET_FILE" in error.value.message) == (Exit.CONFIG, True)
+    assert (error.value.code, "DDP_SECRET_FILE" in str(error.value)) == (Exit.CONFIG, True)
     assert nodes.start(0, secret=b"", copies=1)[0] is None
 
 

@@ -156,7 +156,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 except NodeError as error:
                     if not moves:  # else the address may be that of the previous node 0
                         raise
-                    reason = error.message
+                    reason = str(error)
             if wait.is_over((0,), reason):
                 raise self._absent_error((0,), reason)
             if self._voter and self._is_node_0_lost(leader_at, wait):

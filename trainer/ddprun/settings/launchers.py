@@ -25,7 +25,6 @@ Setting = TorchrunSetting | Literal["is_host", "join_timeout"]
 Settings = dict[Setting, tuple[str, str]]  # setting → (its source, its text)
 C10D = "c10d"  # the torchrun backend that needs no node numbers
 ONLY_ONE = "give only one of these two settings"
-C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
 SLURM_NO_SRUN = 4_294_967_290  # this and higher step ids mean the batch script or salloc's shell
 
 
@@ -59,7 +58,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, Any]]) -> Settings:
     if endpoint:
         host, _, port = endpoint.rpartition(":")
         if (not host or endpoint.endswith("]")) and lookup("rdzv_backend")[1] == C10D:
-            host, port = endpoint, C10D_PORT
+            host, port = endpoint, "29400"  # torchrun's default
         if not host:
             raise config_error(f"{source} is {endpoint!r}: expected HOST:PORT")
         settings |= {"master_addr": (source, host.strip("[]")), "master_port": (source, port)}
