@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from ddpctl.commands.arguments import open_context
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
+from ddpctl.operations.launcher import open_context
 from ddpctl.text import cut, table
 from ddpwire.version import __version__
 
@@ -81,10 +81,3 @@ def version() -> None:
             print(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             print(f"{package} not installed (ranks need it: pip install {package})")
-
-
-def print_version(asked: bool) -> None:
-    """Print the versions and exit if ``asked``. ``ddpctl --version`` calls this."""
-    if asked:
-        version()
-        raise typer.Exit

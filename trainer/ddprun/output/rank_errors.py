@@ -14,6 +14,9 @@ SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:$")  #
 EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
 NO_STDIN = re.compile(r"(bdb\.)?BdbQuit\b|EOFError: EOF when reading a line")  # the errors of breakpoint() and input()
 OF_RANK = re.compile(re.escape(HEADER) + r"( \(RANK \d+\))?$")  # torch.distributed.checkpoint adds the rank
+# What a rank sees if a DataLoader worker ends while it passes on a tensor: the other end of a socket that has no name.
+WORKER_GONE = re.compile(r"(FileNotFoundError: \[Errno 2\]|Connection\w+Error: \[Errno \d+\]) [\w ]+$|EOFError$")
+WORKER_ENDED = re.compile(r"DataLoader worker \(pid [^)]*\) (exited unexpectedly[^.]*|is killed by signal: \w+)")
 USAGE_ERROR = re.compile(r"(\S+: e|E)rror: ")  # of argparse and of click, which exit with 2
 SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
@@ -41,7 +44,10 @@ def last_error(node_dir: Path, rank: int, status: int, start: int = 0, in_order:
     """
     message = read_error(node_dir / rank_error(rank))
     if message:
-        return _shorten(first_line(message.splitlines()))
+        error = first_line(message.splitlines())
+        log = "\n".join(last_lines(node_dir / rank_log(rank), 200, start)) if WORKER_GONE.match(error) else ""
+        worker = WORKER_ENDED.search(log)  # torch's handler reports it when the rank exits
+        return _shorten(f"{worker[0]}: {error}" if worker else error)
     if status not in (1, 2) or not in_order:
         return ""
     log = last_lines(node_dir / rank_log(rank), 200, start)

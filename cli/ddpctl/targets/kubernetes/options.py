@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from ddpctl.job.spec import MAX_PORT, JobSpec, check_size, check_time, size_bytes
+from ddpctl.job.spec import JobSpec, check_size, check_time, size_bytes
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
 from ddpctl.targets.kubernetes.pod_patch import KINDS
+from ddpwire.machine import MAX_PORT
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"

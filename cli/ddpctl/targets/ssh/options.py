@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ddpctl.command import Host
-from ddpctl.job.spec import MAX_PORT, RUNTIME_ARGS, JobSpec, check_size
+from ddpctl.job.spec import RUNTIME_ARGS, JobSpec, check_size
 from ddpctl.job.values import Options, Rule, Words, between, matching
+from ddpwire.machine import MAX_PORT
 
 USER = re.compile(r"[\w.][\w.-]*")
 _PATH = r"(~/|/)[^\0\n:,]*"
