@@ -156,7 +156,7 @@ def main() -> NoReturn:
             NodeCommands(config, os.environ, console.log),
         )
         console.name = log.name = f"node{node}"
-        journal.update(node=node)
+        journal.update(node=node, spare=config.spare)
         return end, commands
 
     def run() -> Outcome:

@@ -263,6 +263,7 @@ class NodeState:
     state: State
     started: float  # when ddprun started, in seconds since the epoch
     run_uid: str = ""  # distinguishes runs of the same name
+    spare: int | None = None  # the number of this machine while it was a spare; None: it was none
     attempt: int = 1
     last_failure: str = ""  # why the previous attempt failed; empty: there was none, or this node did not take part
     metrics: str | None = None  # the URL to scrape; None: not served yet

@@ -102,7 +102,7 @@ class NodeReport:
     @property
     def number(self) -> int:
         """The number of the node that this machine is. It differs from ``node`` after a spare has taken a place."""
-        return self.state.node if self.state else self.node
+        return self.state.node if self.state and self.state.spare is not None else self.node
 
     @property
     def is_spare(self) -> bool:

@@ -11,8 +11,8 @@ DONE = Outcome(code=0, cause="ok", message="every rank exited with 0", attempt=2
 
 def machine(number: int, state: str = "training", *, node: int | None = None, attempt: int = 1) -> NodeReport:
     """Return what a living machine reports. ``node``: the number that it has now, if it was a spare."""
-    role = number if node is None else node
-    reported = NodeState(run="night", node=role, pid=1, state=state, started=0.0, attempt=attempt)  # type: ignore[arg-type]
+    place = {"node": number} if node is None else {"node": node, "spare": number}
+    reported = NodeState(run="night", pid=1, state=state, started=0.0, attempt=attempt, **place)  # type: ignore[arg-type]
     return NodeReport(node=number, alive=True, state=reported, outcome=None)
 
 
