@@ -28,8 +28,8 @@ import measuring
 import psutil
 from measuring import runtime_files
 
+from ddprank.heartbeat import read_beat
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import rank_heartbeat
 
 RANK_MAIN = """

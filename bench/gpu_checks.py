@@ -148,9 +148,9 @@ def one_training(*options: str, facts: Facts, name: str, device: str) -> list[di
     """Train in this process, as ddptrain does. Add the seconds and the peak of GPU memory. Return the events."""
     import torch
 
+    from ddprank.signals import Signals
     from ddptrain.config import parse_options
     from ddptrain.main import run
-    from ddpwire.signals import Signals
 
     gc.collect()
     if device == "cuda":

@@ -32,7 +32,7 @@ from pathlib import Path
 import measuring
 from measuring import runtime_files, start_python
 
-from ddpwire.heartbeat import read_beat
+from ddprank.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 STEPS_PER_EPOCH = 45  # of the digits

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from ddprank.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 from ddprun.files.node_dir import Journal, Node
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
@@ -35,7 +36,6 @@ from ddprun.settings.requeue import newest_checkpoint
 from ddprun.system import compat
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
-from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 
 if TYPE_CHECKING:
     from ddprun.nodes.election import Voter

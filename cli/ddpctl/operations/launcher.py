@@ -427,7 +427,7 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
     """Fetch the checkpoints from the run's object store, if it has one, and the other files from its machines."""
     for one in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
         into = folder / one.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
-        argv = (sys.executable, "-P", "-m", "ddpwire.object_store", str(one.job.checkpoint_dir), str(into))
+        argv = (sys.executable, "-P", "-m", "ddprank.object_store", str(one.job.checkpoint_dir), str(into))
         (done,) = yield (Command(argv=(*argv, "--best") if best else argv, mode="stream", timeout_s=None),)
         if done.returncode:
             failure = ConfigError if done.returncode == Exit.CONFIG else UnavailableError

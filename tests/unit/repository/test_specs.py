@@ -19,9 +19,9 @@ from ddpctl.monitoring import alerts, stack
 from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
 from ddpctl.operations import launcher
+from ddprank.series import LoopSeries
 from ddpwire.events import KINDS
 from ddpwire.metrics import CATALOGUE, Metric
-from ddpwire.series import LoopSeries
 
 ROOT = Path(__file__).parents[3]
 KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle/ddpctl.yaml
@@ -106,7 +106,7 @@ def metrics_page() -> str:
 
 def set_by_scripts() -> set[str]:
     """The metrics of a script that calls all that ddpwire.script has."""
-    with mock.patch("ddpwire.series.series_of") as made:
+    with mock.patch("ddprank.series.series_of") as made:
         loop = LoopSeries()
         loop.step(1, samples=1, total=1, loss=0.0, lr=0.1, epoch=1)
         loop.saved(1, 1)
