@@ -5,13 +5,16 @@ This module imports a library only when a function needs it, because a process t
 
 import atexit
 import contextlib
+import functools
 import gc
 import inspect
 import io
+import itertools
 import json
 import runpy
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -91,11 +94,54 @@ def before_first_step(call: Callable[[], None]) -> None:
     """Arrange that ``call`` is called before this process's first step of an optimizer."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    def once(*_: object) -> None:
-        hook.remove()
-        call()
+    # The hook is never removed: torch iterates over the hooks while it calls them, and a script may have hooks, too.
+    once = functools.cache(call)
+    register_optimizer_step_pre_hook(lambda *_: once())
 
-    hook = register_optimizer_step_pre_hook(once)
+
+def watch_batches(
+    on_batch: Callable[[int, Any, dict[str, Any]], None], on_end: Callable[[int], None]
+) -> bool:
+    """Call ``on_batch`` for each batch that a DataLoader of this process returns, and ``on_end`` after its last one.
+
+    The arguments are the number of the iteration over a DataLoader, the indices of the samples, and properties of the
+    DataLoader. Return False if this version of torch lacks a method that has to be wrapped.
+    """
+    from torch.utils.data import dataloader
+
+    base: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
+    methods = [getattr(base, name, None) for name in ("_next_index", "__next__", "_reset")]
+    if None in methods:
+        return False
+    next_index, take, reset = methods
+    iterations = itertools.count()
+
+    def note_index(self: Any) -> Any:
+        indices = next_index(self)
+        self.__dict__.setdefault("_noted", deque()).append(indices)
+        return indices
+
+    def note_batch(self: Any) -> Any:
+        if "_iteration" not in self.__dict__:
+            self._iteration = next(iterations)
+        try:
+            data = take(self)
+        except StopIteration:
+            on_end(self._iteration)
+            raise
+        noted, size = self.__dict__.get("_noted"), getattr(self._dataset, "__len__", None)
+        sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
+        properties = {"samples": size() if size else None, "sampler": type(sampler).__name__}
+        on_batch(self._iteration, noted.popleft() if noted else None, properties)
+        return data
+
+    def note_reset(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.pop("_noted", None)
+        self.__dict__.pop("_iteration", None)
+        reset(self, *args, **kwargs)
+
+    base._next_index, base.__next__, base._reset = note_index, note_batch, note_reset
+    return True
 
 
 def before_rendezvous(check: Callable[[object, object, object], object]) -> None:

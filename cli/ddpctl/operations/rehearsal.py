@@ -1,0 +1,94 @@
+"""Runs a rehearsal: sends the project's files to ``python -m ddprun.rehearsal`` and returns the facts of its runs."""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpctl.command import Command, once
+from ddpctl.errors import ConfigError, NoInputError, UnavailableError, writing
+from ddpctl.files.images import human_size
+from ddpctl.files.project_files import LIST
+from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
+from ddpctl.operations.launcher import AppContext
+from ddpwire.run_files import parse_json
+
+MAX_BYTES = 200 << 20  # of a project, as for SSH hosts: each node gets a copy
+TIME_LIMIT_S = 3600.0
+DEFAULT_GRACE_S = 30.0  # ddprun's
+
+
+def rehearse(
+    context: AppContext, request: Request, *, steps: int, shared: bool, links: Sequence[str], scenarios: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Run the scenarios, with progress on stderr, and return the facts of each run. Raises DdpctlError.
+
+    Nothing is left, not even after Ctrl-C.
+    """
+    job, cwd, python = request.job, Path.cwd(), getattr(request.options, "python", "") or sys.executable
+    check = context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON))))
+    check.check(f"{python} cannot run ranks")
+    script = script_of(job.command)
+    if script and not (cwd / script).is_file():
+        raise NoInputError(f"{script}: no such script in {cwd}")
+    for link in links:
+        if not (cwd / link).exists():
+            raise NoInputError(f"--link {link}: no such file or folder in {cwd}")
+    command = [*program(job.command)]
+    if script and Path(script).is_relative_to(cwd):
+        command[0] = str(Path(script).relative_to(cwd))
+    files = _files(context, python, links)
+    with writing(tempfile.gettempdir()):
+        work = Path(tempfile.mkdtemp(prefix="ddpctl-rehearse-"))
+    try:
+        plan = {
+            "work": str(work),
+            "project": str(cwd),
+            "files": files,
+            "links": [*links],
+            "command": command,
+            "nodes": job.max_nodes,
+            "ranks": job.local_world_size,
+            "steps": steps,
+            "grace_s": job.grace or DEFAULT_GRACE_S,
+            "shared": shared,
+            "scenarios": [*scenarios],
+        }
+        with writing(work):
+            (work / "plan.json").write_text(json.dumps(plan))
+        argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / "plan.json"))
+        streaming = Command(argv=argv, env=job.env, mode="stream", timeout_s=TIME_LIMIT_S)
+        done = context.executor.perform(once(streaming))
+        try:
+            runs: Any = parse_json((work / "facts.json").read_bytes())
+        except (OSError, ValueError):
+            raise UnavailableError(f"the rehearsal ended without a result: {done.last_line()}") from None
+        return list(runs)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _files(context: AppContext, python: str, links: Sequence[str]) -> list[str]:
+    """Return the project's files that each node gets. Raises ConfigError if they are too large."""
+    look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.files.project_files', sys.executable)
+    listing = context.executor.perform(once(Command(argv=look, cwd=str(Path.cwd()))))
+    listing.check("cannot list the project's files")
+    project: Any = parse_json(listing.stdout)
+    sizes = {name: size for name, size in project["sizes"].items() if not any(_is_in(name, link) for link in links)}
+    if (total := sum(sizes.values())) > MAX_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ConfigError(
+            f"the project has {human_size(total)}, and each node gets a copy of at most {human_size(MAX_BYTES)}",
+            hint=f"name data that is only read, such as --link {largest.split('/')[0]}",
+        )
+    for line in project["left_out"]:
+        if not any(line.startswith(link.rstrip("/")) for link in links):
+            context.emit(f"rehearse: not in the nodes' folders: {line}; --link PATH shares what is only read")
+    return list(sizes)
+
+
+def _is_in(name: str, folder: str) -> bool:
+    return Path(name).is_relative_to(folder)
