@@ -1,25 +1,23 @@
 """Runs a script again and again on CPU ranks of this machine, each time with one disturbance (``ddpctl rehearse``).
 
-``python -m ddprun.rehearsal PLAN`` reads a Plan as JSON, and writes the facts of all runs into the plan's folder. It
-imports torch once. Each node is a ddprun that is forked from this process, in a folder of its own:
-
-WORK/node-0/project      a copy of the project, the current folder of the ranks
-WORK/node-0/checkpoints  DDP_CHECKPOINT_DIR
-WORK/node-0/tmp          TMPDIR
-WORK/RUN/facts           what the observers of the ranks have recorded (ranks/observer.py)
+``python -m ddprun.rehearsal PLAN`` reads a plan as JSON, which ddpctl.operations.rehearsal writes, and writes the facts
+of all runs beside it. It imports torch once. Each node is a ddprun that is forked from this process, with folders of
+its own: ``project`` (a copy, and the current folder of the ranks), ``checkpoints`` and ``tmp``. The observers of the
+ranks (ranks/observer.py) write their facts into the folder of the run.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
 from ddprun.ranks import fork_server
 from ddprun.system import compat, network, processes
@@ -27,10 +25,9 @@ from ddpwire import names
 from ddpwire.run_files import OUTCOME, node_name
 
 POLL_S = 0.05
-LIMIT_S = 600.0  # for the first run, whose speed is unknown
-IDLE_S = 20.0  # without a fact, and at least this many times the longest pause of the undisturbed run:
-IDLE_FACTOR = 5
-EXCEPTION_LIMIT_S = 20.0  # within which all ranks end after an exception of one of them
+FIRST_LIMIT_S, FIRST_IDLE_S = 600.0, 120.0  # for the undisturbed run, whose speed is unknown
+IDLE_S, IDLE_FACTOR = 20.0, 5  # without a fact: it hangs; at least this many times the longest pause before
+EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
 SIGNALS = {"term": signal.SIGTERM, "usr1": signal.SIGUSR1, "int": signal.SIGINT}
 TITLES = {
     "plain": "undisturbed",
@@ -44,243 +41,193 @@ TITLES = {
     "disk": "a full disk during a save",
     "raise": "an exception in a rank",
     "resume": "a second launch",
-    "ranks": "a second launch with another number of ranks",
+    "ranks": "a second launch with fewer ranks",
 }
-WATCHED = ("project", "checkpoints")  # of a node: what the script may save
+TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 (where scripts leave files)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to rehearse. ``scenarios`` are keys of TITLES."""
-
-    work: str
-    project: str
-    files: Sequence[str]  # relative to the project
-    links: Sequence[str]  # files and folders of the project that the nodes share, such as data
-    command: Sequence[str]  # what follows ddprun's options
-    nodes: int
-    ranks: int  # of each node
-    steps: int
-    grace_s: float
-    shared: bool
-    scenarios: Sequence[str]
-
-
-@dataclass(kw_only=True)
 class Rehearsal:
-    """The folders of the nodes, and the runs so far."""
+    """The folders of the nodes, and the facts of the runs so far."""
 
-    plan: Plan
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    idle_s: float = 60.0
-    limit_s: float = LIMIT_S
+    def __init__(self, plan: Any) -> None:
+        self.plan, self.work, self.runs = plan, Path(plan.work), list[dict[str, Any]]()
+        self.limit_s, self.idle_s = FIRST_LIMIT_S, FIRST_IDLE_S
 
     def node(self, number: int) -> Path:
         """Return the folder of a node."""
-        return Path(self.plan.work, node_name(0 if self.plan.shared else number))
+        return self.work / node_name(0 if self.plan.shared else number)
 
     def perform(self) -> None:
         """Run all scenarios."""
-        plan, wanted = self.plan, self.plan.scenarios
-        self._reset()
+        plan = self.plan
         plain = self._run("plain")
-        pauses = [0.0, *_pauses(plain)]
-        self.idle_s = max(IDLE_S, IDLE_FACTOR * max(pauses))
-        self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
-        if not any(process["step"] for process in plain["processes"]):
+        times = sorted(step["time"] for process in plain["processes"] for step in process["step"])
+        if not times:
             return  # nothing can be compared
-        self._reset()
+        self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
+        self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
         self._run("again")
-        step, last = middle_step(plain), plan.nodes * plan.ranks - 1
+        last = plan.nodes * plan.ranks - 1
         acts = {"kill-rank": ("kill", last), "slow": ("sleep", last), "disk": ("disk", None), "raise": ("raise", last)}
-        for name in wanted:
+        for name in plan.scenarios:
             do, rank = acts.get(name, ("wait", None))
-            self._reset()
-            first = self._run(name, act={"do": do, "rank": rank, "step": step})
-            if name == "term":
-                stopped = self._snapshot()
+            run = self._run(name, act={"do": do, "rank": rank, "step": middle_step(plain)})
+            if name == "term" and last:
+                self._copy(self.work, self.work / "stopped")
+            if name in ("term", "disk") or (name.startswith("kill") and any(run["codes"])):
                 self._run("resume", after=name)
-                if plan.nodes * plan.ranks > 1 and first["processes"]:
-                    self._reset(stopped)
-                    self._run("ranks", after=name)
-                shutil.rmtree(stopped)
-            elif name == "disk" or (name.startswith("kill") and any(first["codes"])):
-                self._run("resume", after=name)
+            if name == "term" and last:
+                self._copy(self.work / "stopped", self.work)
+                self._run("ranks", after=name)
 
-    def _reset(self, snapshot: Path | None = None) -> None:
-        """Put the nodes' folders back into the state before the first run, or into that of a snapshot."""
-        for number in range(1 if self.plan.shared else self.plan.nodes):
-            node = self.node(number)
-            shutil.rmtree(node, ignore_errors=True)
-            for name in (*WATCHED, "tmp", "runtime"):
-                (node / name).mkdir(parents=True)
-            for name in self.plan.files:
-                source, target = Path(self.plan.project, name), node / "project" / name
-                target.parent.mkdir(parents=True, exist_ok=True)
+    def _copy(self, source: Path, target: Path) -> None:
+        for node in {self.node(number).name for number in range(self.plan.nodes)}:
+            shutil.rmtree(target / node, ignore_errors=True)
+            shutil.copytree(source / node, target / node, symlinks=True)
+
+    def reset(self, number: int) -> None:
+        """Put a node's folder into the state before its first run."""
+        node = self.node(number)
+        shutil.rmtree(node, ignore_errors=True)
+        for name in ("project", "checkpoints", "tmp", "runtime"):
+            (node / name).mkdir(parents=True)
+        for name in (*self.plan.files, *self.plan.links):
+            source, target = Path(self.plan.project, name), node / "project" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if name in self.plan.links:
+                target.symlink_to(source)
+            else:
                 shutil.copy2(source, target, follow_symlinks=False)
-            for name in self.plan.links:
-                (node / "project" / name).parent.mkdir(parents=True, exist_ok=True)
-                (node / "project" / name).symlink_to(Path(self.plan.project, name))
-            if snapshot:
-                for name in WATCHED:
-                    shutil.copytree(snapshot / node.name / name, node / name, symlinks=True, dirs_exist_ok=True)
-
-    def _snapshot(self) -> Path:
-        folder = Path(self.plan.work, "snapshot")
-        for number in range(1 if self.plan.shared else self.plan.nodes):
-            for name in WATCHED:
-                shutil.copytree(self.node(number) / name, folder / self.node(number).name / name, symlinks=True)
-        return folder
 
     def _run(self, name: str, *, act: Mapping[str, Any] | None = None, after: str = "") -> dict[str, Any]:
-        plan, number = self.plan, len(self.runs)
-        nodes, ranks = plan.nodes, plan.ranks
+        nodes, ranks = self.plan.nodes, self.plan.ranks
         if name == "ranks":
-            nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, max(1, ranks - 1))
-        step = f", at step {act['step']}" if act else ""
-        print(f"rehearse: {TITLES[name]}{f' after {TITLES[after]}' if after else ''}{step} ...", file=sys.stderr, end="", flush=True)
-        facts = Path(plan.work, f"run-{number}", "facts")
-        facts.mkdir(parents=True)
-        seed = 0 if not after else 10000 + number
-        observing = {"facts": str(facts), "steps": plan.steps, "act": act or {}, "seed": seed}
-        run = Run(rehearsal=self, folder=facts.parent, nodes=nodes, ranks=ranks, observing=observing)
-        began = time.time()
-        ended = run.follow(name)
-        seconds = time.time() - began
-        left = sorted(str(path) for node in range(nodes) for path in (self.node(node) / "tmp").rglob("*") if path.is_file())
-        record = {
-            "scenario": name, "after": after, "act": act or {}, "nodes": nodes, "ranks": ranks, "began": began,
-            "seconds": seconds, "signalled": run.signalled, "hung": not ended, "codes": [*run.codes.values()],
-            "outcome": run.outcome(), "processes": read_processes(facts), "tmp": left,
-        }  # fmt: skip
-        record["left"] = sorted(path for path in _written(record) if _is_temporary(path) and Path(path).exists())
-        for path in record["left"]:
-            Path(path).unlink(missing_ok=True)
+            nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, ranks - 1)
+        title = f"{TITLES[name]}{f' after {TITLES[after]}' if after else ''}"
+        title += f", at step {act['step']}" if act else ""
+        print(f"rehearse: {title} ...", file=sys.stderr, end="", flush=True)
+        for number in () if after else range(nodes):
+            self.reset(number)
+        folder = self.work / f"run-{len(self.runs)}"
+        # The first starts get equal seeds, so that they can be compared. A second start gets others, as on a cluster.
+        seed = 1000 * len(self.runs) if after else 0
+        observing = {"facts": str(folder / "facts"), "steps": self.plan.steps, "act": act or {}, "seed": seed}
+        began, run = time.time(), Run(self, folder, nodes, ranks, observing)
+        hung = not run.follow(name)
+        record = {"scenario": name, "after": after, "act": act or {}, "nodes": nodes, "ranks": ranks, "began": began}
+        record |= {"seconds": time.time() - began, "signalled": run.signalled, "hung": hung, "outcome": run.outcome()}
+        record |= {"codes": [*run.codes.values()], "processes": read_facts(folder / "facts")}
+        record["left"] = self._left(record["processes"])
         self.runs.append(record)
-        print(f" {seconds:.1f} s{'' if ended else ', ended by force'}", file=sys.stderr, flush=True)
+        print(f" {record['seconds']:.1f} s{', ended by force' if hung else ''}", file=sys.stderr, flush=True)
         return record
 
+    def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
+        """Remove the temporary files and shared memory that a run has left, and return their paths."""
+        written = {Path(file["file"]) for process in ranks for file in process["file"]}
+        left = {path for path in written if str(path).startswith(TEMPORARY) and not path.is_relative_to(self.work)}
+        for process in ranks:
+            left |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
+        left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
+        left = {path for path in left if path.is_file()}
+        for path in left:
+            path.unlink()
+        return sorted(map(str, left))
 
-@dataclass(kw_only=True)
+
 class Run:
-    """One launch of all nodes."""
+    """One start of all nodes."""
 
-    rehearsal: Rehearsal
-    folder: Path
-    nodes: int
-    ranks: int
-    observing: Mapping[str, Any]
-    codes: dict[int, int | None] = field(default_factory=dict)
-    signalled: float = 0.0
-    _pids: dict[int, int] = field(default_factory=dict)
-    _returned: bool = False
+    def __init__(
+        self, rehearsal: Rehearsal, folder: Path, nodes: int, ranks: int, observing: Mapping[str, Any]
+    ) -> None:
+        self._rehearsal, self._folder, self._facts = rehearsal, folder, Path(observing["facts"])
+        self._nodes, self._ranks, self._observing = nodes, ranks, observing
+        self._port = network.free_port("127.0.0.1")
+        self._pids: dict[int, int] = {}
+        self.codes: dict[int, int | None] = {}  # of the nodes; None: it runs
+        self.signalled = 0.0  # when the nodes were disturbed
 
     def follow(self, name: str) -> bool:
         """Start the nodes and wait for their end. Return False if they had to be killed."""
-        port = network.free_port("127.0.0.1")
-        for node in range(self.nodes):
-            self._pids[node] = self._start(node, port)
-        facts, began = self.folder / "facts", time.monotonic()
-        size, changed, limit_s = -1, began, self.rehearsal.limit_s
-        while self._reap():
-            now, files = time.monotonic(), [*facts.iterdir()]
-            if (grown := sum(file.stat().st_size for file in files)) != size:
+        self._facts.mkdir(parents=True)
+        for node in range(self._nodes):
+            self._start(node)
+        began = changed = time.monotonic()
+        size, limit_s, idle_s = -1, self._rehearsal.limit_s, self._rehearsal.idle_s
+        while self._is_alive():
+            texts, now = [path.read_bytes() for path in self._facts.glob("*.*")], time.monotonic()
+            if (grown := sum(map(len, texts))) != size:
                 size, changed = grown, now
-            if not self.signalled and name in (*SIGNALS, "kill-node", "raise") and self._has_reached(name, files):
+            training, reached = (sum(b'\n{"%s": ' % kind in text for text in texts) for kind in (b"begin", b"at"))
+            if not self.signalled and reached and (name == "raise" or reached == training):
                 self.signalled, changed = time.time(), now
-                limit_s = now - began + (EXCEPTION_LIMIT_S if name == "raise" else limit_s)
-                self._disturb(name, port)
-            waits_s = self.rehearsal.plan.grace_s + 10.0 if self.signalled and name in SIGNALS else 0.0
-            if now - began > limit_s or now - changed > max(self.rehearsal.idle_s, waits_s):
-                self._kill()
-                return False
+                self._disturb(name)
+                if name == "raise":
+                    limit_s = now - began + EXCEPTION_LIMIT_S
+                idle_s = max(idle_s, (self._rehearsal.plan.grace_s + 10.0) * (name in SIGNALS))  # ddprun kills them
+            if now - began > limit_s or now - changed > idle_s:
+                for pid in self._pids.values():
+                    processes.kill(pid, signal.SIGKILL)
+                break
             time.sleep(POLL_S)
-        processes.kill_descendants(os.getpid(), timeout_s=5.0, reap=processes.reap_all)
-        return True
+        processes.kill_descendants(os.getpid(), timeout_s=10.0, reap=processes.reap_all)
+        return None not in self.codes.values()
 
-    def _has_reached(self, name: str, files: Sequence[Path]) -> bool:
-        reached = sum(b'\n{"at": ' in file.read_bytes() for file in files)
-        return reached >= (1 if name == "raise" else self.nodes * self.ranks) or reached == sum(
-            b'\n{"begin": ' in file.read_bytes() for file in files if reached
-        ) > 0
-
-    def _disturb(self, name: str, port: int) -> None:
+    def _disturb(self, name: str) -> None:
+        for pid in self._pids.values() if name in SIGNALS else ():
+            processes.kill(pid, SIGNALS[name])
         if name == "kill-node":
             node = max(self._pids)
             processes.kill(self._pids[node], signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pids[node], 0)
-            if not self.rehearsal.plan.shared and node:
-                for part in WATCHED:
-                    _clear(self.rehearsal.node(node) / part, keep=self.rehearsal.plan.files)
-            self._pids[node] = self._start(node, port)
-        elif name in SIGNALS:
-            for pid in self._pids.values():
-                processes.kill(pid, SIGNALS[name])
-        (self.folder / "facts" / "go").touch()
+            os.waitpid(self._pids[node], 0)
+            if node and not self._rehearsal.plan.shared:
+                self._rehearsal.reset(node)
+            self._start(node)
+        (self._facts / "go").touch()
 
-    def _start(self, node: int, port: int) -> int:
+    def _start(self, node: int) -> None:
         """Fork a ddprun."""
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+        parent, self.codes[node] = os.getpid(), None
+        self._pids[node] = os.fork()
+        if self._pids[node] == 0:
             try:
-                self._become_node(node, port, parent)
+                processes.die_with_parent(parent)
+                self._become(node)
             finally:
                 os._exit(1)
-        return pid
 
-    def _become_node(self, node: int, port: int, parent: int) -> NoReturn:
-        plan, place = self.rehearsal.plan, self.rehearsal.node(node)
+    def _become(self, node: int) -> None:
+        plan, place = self._rehearsal.plan, self._rehearsal.node(node)
         os.setsid()
-        processes.die_with_parent(parent)
-        log = os.open(self.folder / f"log-{node}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for descriptor in (1, 2):
-            os.dup2(log, descriptor)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(self._folder / f"log-{node}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(descriptor, target)
         os.chdir(place / "project")
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # as in __main__
             signal.signal(number, signal.SIG_IGN)
-        os.environ.update(
-            {
-                names.REHEARSAL: json.dumps(self.observing),
-                names.CHECKPOINT_DIR: str(place / "checkpoints"),
-                names.NODES_HERE: str(self.nodes),
-                names.LAUNCHER: "local",
-                names.DEVICE: "cpu",
-                "CUDA_VISIBLE_DEVICES": "",
-                "TMPDIR": str(place / "tmp"),
-                "XDG_RUNTIME_DIR": str(place / "runtime"),
-                "TORCHINDUCTOR_CACHE_DIR": str(place / "runtime"),
-            }
-        )
-        run = self.folder if plan.shared else self.folder / f"of-{node_name(node)}"
-        options = {
-            "--nnodes": self.nodes, "--nproc-per-node": self.ranks, "--node-rank": node, "--master-addr": "127.0.0.1",
-            "--master-port": port, "--run-dir": run, "--run-id": self.folder.name, "--grace": f"{plan.grace_s:g}",
-        }  # fmt: skip
+        os.environ |= {names.REHEARSAL: json.dumps(self._observing), names.CHECKPOINT_DIR: str(place / "checkpoints")}
+        os.environ |= {names.NODES_HERE: str(self._nodes), names.LAUNCHER: "local", names.DEVICE: "cpu"}
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(place / "tmp")}
+        os.environ |= dict.fromkeys(("XDG_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR"), str(place / "runtime"))
+        run_dir = self._folder / (place.name if plan.shared else f"of-{place.name}")
+        options = {"--nnodes": self._nodes, "--nproc-per-node": self._ranks, "--node-rank": node, "--run-dir": run_dir}
+        options |= {"--master-addr": "127.0.0.1", "--master-port": self._port, "--run-id": self._folder.name}
+        options |= {"--grace": plan.grace_s}
         sys.argv = ["ddprun", *(str(word) for pair in options.items() for word in pair), *plan.command]
         from ddprun.main import main
 
         main()
 
-    def _reap(self) -> bool:
-        """Note the exit codes of nodes that have ended. Return whether any is alive."""
+    def _is_alive(self) -> bool:
         for node, pid in self._pids.items():
-            if self.codes.get(node) is None:
-                with contextlib.suppress(ChildProcessError):
-                    ended, status = os.waitpid(pid, os.WNOHANG)
-                    self.codes[node] = os.waitstatus_to_exitcode(status) if ended else None
+            if self.codes[node] is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                self.codes[node] = os.waitstatus_to_exitcode(ended[1])
         return None in self.codes.values()
 
-    def _kill(self) -> None:
-        for pid in self._pids.values():
-            processes.kill(pid, signal.SIGKILL)
-        processes.kill_descendants(os.getpid(), timeout_s=10.0, reap=processes.reap_all)
-
     def outcome(self) -> str:
-        """Return ddprun's sentence about the end of the run."""
-        for path in sorted(self.folder.rglob(OUTCOME)):
+        """Return ddprun's sentence about a run that failed."""
+        for path in sorted(self._folder.rglob(OUTCOME)):
             with contextlib.suppress(OSError, ValueError):
                 if (record := json.loads(path.read_bytes())).get("code"):
                     return str(record.get("message", ""))
@@ -291,54 +238,30 @@ def middle_step(run: Mapping[str, Any]) -> int:
     """Return the step at which to disturb: in the second half of the run, between two saves if there are any."""
     last = min(len(process["step"]) for process in run["processes"] if process["step"])
     saves = sorted({save["step"] for process in run["processes"] for save in process["save"] if not save["error"]})
-    gaps = [(low, high) for low, high in zip(saves, [*saves[1:], last], strict=True) if high - low > 1]
-    if gaps:
-        low, high = min(gaps, key=lambda gap: abs((gap[0] + gap[1]) / 2 - 0.6 * last))
-        return (low + high) // 2
-    return max(1, int(0.6 * last))
+    gaps = [(low + high) // 2 for low, high in itertools.pairwise([*saves, last]) if high - low > 1]
+    return min(gaps, key=lambda step: abs(step - 0.6 * last), default=max(1, int(0.6 * last)))
 
 
-KINDS = ("start", "group", "ddp", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "cut", "blind", "end")
+KINDS = ("start", "group", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "cut", "end")
 
 
-def read_processes(folder: Path) -> list[dict[str, Any]]:
+def read_facts(folder: Path) -> list[dict[str, Any]]:
     """Return the facts of each process, grouped by their kind."""
-    found = []
+    ranks = []
     for path in sorted(folder.glob("*.*")):
         process: dict[str, Any] = {kind: [] for kind in KINDS}
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError):  # the process was killed while it wrote
                 fact = json.loads(line)
                 process[next(iter(fact))].append(fact)
-        found.append({"rank": (process["group"] or process["start"])[0][("group", "start")[not process["group"]]]} | process)
-    return found
-
-
-def _pauses(run: Mapping[str, Any]) -> list[float]:
-    times = sorted(step["time"] for process in run["processes"] for step in process["step"])
-    return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-
-
-def _written(record: Mapping[str, Any]) -> set[str]:
-    files = {file["file"] for process in record["processes"] for file in process["file"]}
-    pids = [process["start"][0]["pid"] for process in record["processes"]]
-    return files | {str(path) for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")}  # noqa: S108
-
-
-def _is_temporary(path: str) -> bool:
-    return path.startswith(("/tmp/", "/var/tmp/", "/dev/shm/"))  # noqa: S108
-
-
-def _clear(folder: Path, keep: Sequence[str]) -> None:
-    kept = {folder / name for name in keep}
-    for path in [*folder.rglob("*")]:
-        if (path.is_file() or path.is_symlink()) and path not in kept:
-            path.unlink(missing_ok=True)
+        group, start = process["group"], process["start"]
+        ranks.append({"rank": group[0]["group"] if group else start[0]["start"], **process})
+    return ranks
 
 
 def main() -> None:
     """Rehearse the plan in the file that the argument names."""
-    plan = Plan(**json.loads(Path(sys.argv[1]).read_bytes()))
+    rehearsal = Rehearsal(SimpleNamespace(**json.loads(Path(sys.argv[1]).read_bytes())))
     processes.adopt_orphans()
     print("rehearse: importing torch ...", file=sys.stderr, end="", flush=True)
     began = time.monotonic()
@@ -348,11 +271,8 @@ def main() -> None:
     import torch.nn.parallel  # noqa: F401
 
     print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-    rehearsal = Rehearsal(plan=plan)
-    try:
-        rehearsal.perform()
-    finally:
-        Path(plan.work, "facts.json").write_text(json.dumps(rehearsal.runs))
+    rehearsal.perform()
+    (rehearsal.work / "facts.json").write_text(json.dumps(rehearsal.runs))
 
 
 if __name__ == "__main__":

@@ -83,9 +83,8 @@ def table(rows: Sequence[Row], seconds: float, runs: int) -> str:
     counts = [f"{number} {name}" for name in COLORS if (number := sum(row.verdict == name for row in rows))]
     with console.capture() as captured:
         console.print(grid)
-        for row in rows:
-            if row.mend:
-                console.print(Text.assemble("\n", (f"{row.id}: {row.question}", "bold")))
-                console.print(*(Text(f"    {line}") for line in row.mend), sep="\n", soft_wrap=True)
+        for mend in dict.fromkeys(row.mend for row in rows if row.mend):
+            console.print(Text(f"\nmends {', '.join(row.id for row in rows if row.mend == mend)} (docs/script.md):"))
+            console.print(*(Text(f"    {line}") for line in mend), sep="\n", soft_wrap=True)
         console.print(f"\n{', '.join(counts)}, in {runs} runs and {format_duration(seconds)}")
     return captured.get().rstrip("\n")

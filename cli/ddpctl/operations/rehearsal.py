@@ -40,7 +40,7 @@ def rehearse(
     command = [*program(job.command)]
     if script and Path(script).is_relative_to(cwd):
         command[0] = str(Path(script).relative_to(cwd))
-    files = _files(context, python, links)
+    files = _files(context, links)
     with writing(tempfile.gettempdir()):
         work = Path(tempfile.mkdtemp(prefix="ddpctl-rehearse-"))
     try:
@@ -71,7 +71,7 @@ def rehearse(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _files(context: AppContext, python: str, links: Sequence[str]) -> list[str]:
+def _files(context: AppContext, links: Sequence[str]) -> list[str]:
     """Return the project's files that each node gets. Raises ConfigError if they are too large."""
     look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.files.project_files', sys.executable)
     listing = context.executor.perform(once(Command(argv=look, cwd=str(Path.cwd()))))

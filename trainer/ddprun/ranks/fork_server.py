@@ -29,12 +29,12 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from ddprun.ranks import supervisor
-from ddprun.ranks.observer import observe
 from ddprun.ranks.process_groups import record_process_group, watch_process_groups
 from ddprun.ranks.rank_server import offer_stacks
 from ddprun.ranks.torch_import import FirstTorchImport
 from ddprun.settings.script_environment import may_train, set_before_torch
 from ddprun.system import compat, processes
+from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
 
@@ -212,13 +212,17 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)
     watch_process_groups(env)
-    observer = observe(env)
+    observer = None
+    if names.REHEARSAL in env:
+        from ddprun.ranks.observer import observe
+
+        observer = observe(env)
     if "torch" in sys.modules:
         FirstTorchImport().install()
     code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
     if observer:
-        observer.end(code, describe_uncaught(uncaught) if uncaught else "")
+        observer.end(code)
     if uncaught:
         write_error(describe_uncaught(uncaught), env)
     _exit(code)

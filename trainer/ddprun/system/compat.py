@@ -99,49 +99,42 @@ def before_first_step(call: Callable[[], None]) -> None:
     register_optimizer_step_pre_hook(lambda *_: once())
 
 
-def watch_batches(
-    on_batch: Callable[[int, Any, dict[str, Any]], None], on_end: Callable[[int], None]
-) -> bool:
-    """Call ``on_batch`` for each batch that a DataLoader of this process returns, and ``on_end`` after its last one.
+def watch_batches(on_batch: Callable[[int, Any], None], on_end: Callable[[int], None]) -> None:
+    """Call ``on_batch`` for each batch that a DataLoader returns, and ``on_end`` when it has returned all of them.
 
-    The arguments are the number of the iteration over a DataLoader, the indices of the samples, and properties of the
-    DataLoader. Return False if this version of torch lacks a method that has to be wrapped.
+    The arguments are the number of the iteration over a DataLoader, and the indices of the batch's samples. In a
+    version of torch that lacks the methods that have to be wrapped, nothing is called.
     """
     from torch.utils.data import dataloader
 
     base: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
-    methods = [getattr(base, name, None) for name in ("_next_index", "__next__", "_reset")]
-    if None in methods:
-        return False
-    next_index, take, reset = methods
+    next_index, take, reset = (getattr(base, name, None) for name in ("_next_index", "__next__", "_reset"))
     iterations = itertools.count()
 
     def note_index(self: Any) -> Any:
-        indices = next_index(self)
-        self.__dict__.setdefault("_noted", deque()).append(indices)
+        self.__dict__.setdefault("_noted", deque()).append(indices := next_index(self))
         return indices
 
     def note_batch(self: Any) -> Any:
-        if "_iteration" not in self.__dict__:
-            self._iteration = next(iterations)
+        number = self.__dict__.setdefault("_iteration", None)
+        if number is None:
+            number = self._iteration = next(iterations)
         try:
             data = take(self)
         except StopIteration:
-            on_end(self._iteration)
+            on_end(number)
             raise
-        noted, size = self.__dict__.get("_noted"), getattr(self._dataset, "__len__", None)
-        sampler = getattr(self._index_sampler, "sampler", self._index_sampler)
-        properties = {"samples": size() if size else None, "sampler": type(sampler).__name__}
-        on_batch(self._iteration, noted.popleft() if noted else None, properties)
+        noted = self.__dict__.get("_noted")
+        on_batch(number, noted.popleft() if noted else None)
         return data
 
     def note_reset(self: Any, *args: Any, **kwargs: Any) -> None:
         self.__dict__.pop("_noted", None)
-        self.__dict__.pop("_iteration", None)
+        self._iteration = None
         reset(self, *args, **kwargs)
 
-    base._next_index, base.__next__, base._reset = note_index, note_batch, note_reset
-    return True
+    if next_index and take and reset:
+        base._next_index, base.__next__, base._reset = note_index, note_batch, note_reset
 
 
 def before_rendezvous(check: Callable[[object, object, object], object]) -> None:
