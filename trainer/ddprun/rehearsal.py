@@ -26,7 +26,7 @@ from ddpwire.run_files import OUTCOME, node_name
 
 POLL_S = 0.05
 FIRST_LIMIT_S, FIRST_IDLE_S = 600.0, 120.0  # for the undisturbed run, whose speed is unknown
-IDLE_S, IDLE_FACTOR = 20.0, 5  # without a fact: it hangs; at least this many times the longest pause before
+IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
 EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
 SIGNALS = {"term": signal.SIGTERM, "usr1": signal.SIGUSR1, "int": signal.SIGINT}
 TITLES = {
@@ -61,9 +61,9 @@ class Rehearsal:
         """Run all scenarios."""
         plan = self.plan
         plain = self._run("plain")
-        times = sorted(step["time"] for process in plain["processes"] for step in process["step"])
-        if not times:
+        if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
+        times = sorted(fact["time"] for process in plain["processes"] for kind in KINDS for fact in process[kind])
         self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
         self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
         self._run("again")

@@ -297,16 +297,18 @@ def _optimizer(facts: Rehearsal, one: Resume) -> Judgement:
     return "ok", "its state and learning rates are those of the step before"
 
 
-def _weights(facts: Rehearsal, one: Resume) -> Judgement:
-    equal = [(number, _alike(a, b)) for rank in one.after for number, a, b in _pairs(facts, one, rank)]
+def _weights(facts: Rehearsal) -> Judgement | None:
+    starts = [(one, rank) for one in facts.good for rank in one.after]
+    equal = [(number, _alike(a, b)) for one, rank in starts for number, a, b in _pairs(facts, one, rank)]
     if not equal or not facts.digits:
-        return "unknown", "there is no undisturbed step to compare with"
-    worst, last = min(digits for _, digits in equal), max(number for number, _ in equal)
+        return ("unknown", "there is no undisturbed step to compare with") if facts.resumes else None
+    worst = min(digits for _, digits in equal)
+    text = f"losses and weights after a resume are equal {_to(worst)}"
     if worst >= facts.digits:
-        return "ok", f"steps {(one.step or 0) + 1} to {last} are equal {_to(worst)}"
+        return "ok", text
     first, begins = min((number, digits) for number, digits in equal if digits < DIGITS)
     cause = "sums in another order" if begins >= ROUNDING else "other samples, state or random numbers"
-    return "ok", f"equal {_to(worst)} up to step {last}; from step {first} on: {cause}"
+    return "ok", f"{text}; from step {first} on: {cause}"
 
 
 def _same(facts: Rehearsal) -> Judgement | None:
@@ -400,90 +402,59 @@ def _left(facts: Rehearsal) -> Judgement:
     return ("ok", "no process, shared memory or temporary file") if ends else ("unknown", f"the run was cut: {LONGER}")
 
 
-SAVE = ("if ddp.should_stop():  # the same answer on every rank", "    save(step)  # on rank 0", "    ddp.stop()")
-RESTORE = (
-    "state = [torch.load(path) if rank == 0 and path.exists() else None]",
-    "dist.broadcast_object_list(state)  # the other nodes may not see rank 0's folder",
-    "model.module.load_state_dict(state[0]['model']); first = state[0]['step']",
-)
-SAMPLER = (
-    "sampler = DistributedSampler(dataset)",
-    "loader = DataLoader(dataset, batch_size=32, sampler=sampler)",
-    "sampler.set_epoch(epoch)  # at the beginning of each epoch",
-)
-PERIOD = ("if rank == 0 and step % 1000 == 0:  # the steps that you can afford to lose", "    save(step)")
-QUESTIONS: Sequence[tuple[str, str, Callable[[Rehearsal], Judgement | None], tuple[str, ...]]] = (
-    (
-        "group",
-        "Do all ranks train one model?",
-        _group,
-        ("dist.init_process_group(backend)", "model = DistributedDataParallel(model)"),
-    ),
-    ("steps", "Does it report its steps?", _reports, ()),
-    ("repeatable", "Are two undisturbed runs alike?", _repeatable, ()),
-    ("samples", "Is each sample used once in an epoch?", _samples, SAMPLER),
-    ("order", "Is each epoch shuffled anew?", _order, SAMPLER[2:]),
-    ("save-term", "Does it save on SIGTERM?", partial(_asked, "term"), SAVE),
-    ("save-usr1", "Does it save on SIGUSR1?", partial(_asked, "usr1"), SAVE),
-    ("save-int", "Does it save on Ctrl-C?", partial(_asked, "int"), SAVE),
-    ("resume", "Does it resume?", _resumes, RESTORE),
-    (
-        "resume-data",
-        "Does it resume at the right sample?",
-        partial(_of_good, _data),
-        (
-            "for epoch in range(first // len(loader), epochs):",
-            "    sampler.set_epoch(epoch)",
-            "    for step, batch in enumerate(loader, epoch * len(loader) + 1):  # if step <= first: continue",
-        ),
-    ),
-    (
-        "resume-optimizer",
-        "Does it restore the optimizer?",
-        partial(_of_good, _optimizer),
-        ("optimizer.load_state_dict(state[0]['optimizer'])", "schedule.load_state_dict(state[0]['schedule'])"),
-    ),
-    ("resume-weights", "Does it go on with the same numbers?", partial(_of_good, _weights), ()),
-    ("same-checkpoint", "Do all ranks resume alike?", _same, RESTORE),
-    ("kill-rank", "What is lost if a rank is killed?", partial(_killed, "kill-rank"), PERIOD),
-    ("kill-node", "What is lost with a node?", partial(_killed, "kill-node"), PERIOD),
-    (
-        "slow",
-        "Does it bear a slow rank?",
-        _slow,
-        ('dist.init_process_group("gloo", timeout=timedelta(minutes=10))',),
-    ),
-    (
-        "disk",
-        "Does a full disk spare the last checkpoint?",
-        _disk,
-        (
-            "torch.save(state, path.with_suffix('.new'))",
-            "path.with_suffix('.new').replace(path)  # an incomplete file never has the final name",
-        ),
-    ),
-    ("ranks", "Does it go on with fewer ranks?", _other_ranks, RESTORE),
-    (
-        "raise",
-        "Does an exception of a rank end all?",
-        _raises,
-        ("raise  # no collective in `except` or `finally`: the other ranks do not come",),
-    ),
-    (
-        "left",
-        "Does it leave nothing behind?",
-        _left,
-        ("atexit.register(process.kill)", "with tempfile.TemporaryDirectory() as folder: ..."),
-    ),
-)
+SAVE = "if ddp.should_stop():  # the same answer on every rank\n    save(step)  # on rank 0\n    ddp.stop()"
+RESTORE = """\
+state = [torch.load(path) if rank == 0 and path.exists() else None]
+dist.broadcast_object_list(state)  # the other nodes may not see rank 0's folder
+model.module.load_state_dict(state[0]['model']); first = state[0]['step']"""
+OPTIMIZER = """\
+optimizer.load_state_dict(state[0]['optimizer'])  # saved as optimizer.state_dict()
+schedule.load_state_dict(state[0]['schedule'])"""
+SKIP = """\
+for epoch in range(first // len(loader), epochs):
+    sampler.set_epoch(epoch)
+    for step, batch in enumerate(loader, epoch * len(loader) + 1):  # if step <= first: continue"""
+GROUP = "dist.init_process_group(backend)\nmodel = DistributedDataParallel(model)"
+EPOCH = "sampler.set_epoch(epoch)  # at the beginning of each epoch"
+SAMPLER = f"sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)\n{EPOCH}"
+PERIOD = "if rank == 0 and step % 1000 == 0:  # the steps that you can afford to lose\n    save(step)"
+WAIT = 'dist.init_process_group("gloo", timeout=timedelta(minutes=10))'
+REPLACE = """\
+torch.save(state, path.with_suffix('.new'))
+path.with_suffix('.new').replace(path)  # an incomplete file never has the final name"""
+RAISE = "raise  # no collective in `except` or `finally`: the other ranks do not come"
+CLEAN = "atexit.register(process.kill)\nwith tempfile.TemporaryDirectory() as folder: ..."
+# The id of each row: its question, the function that answers it, and the lines of code that mend a fault.
+QUESTIONS: Mapping[str, tuple[str, Callable[[Rehearsal], Judgement | None], str]] = {
+    "group": ("Do all ranks train one model?", _group, GROUP),
+    "steps": ("Does it report its steps?", _reports, ""),
+    "repeatable": ("Are two undisturbed runs alike?", _repeatable, ""),
+    "samples": ("Is each sample used once in an epoch?", _samples, SAMPLER),
+    "order": ("Is each epoch shuffled anew?", _order, EPOCH),
+    "save-term": ("Does it save on SIGTERM?", partial(_asked, "term"), SAVE),
+    "save-usr1": ("Does it save on SIGUSR1?", partial(_asked, "usr1"), SAVE),
+    "save-int": ("Does it save on Ctrl-C?", partial(_asked, "int"), SAVE),
+    "resume": ("Does it resume?", _resumes, RESTORE),
+    "resume-data": ("Does it resume at the right sample?", partial(_of_good, _data), SKIP),
+    "resume-optimizer": ("Does it restore the optimizer?", partial(_of_good, _optimizer), OPTIMIZER),
+    "resume-weights": ("Does it go on with the same numbers?", _weights, ""),
+    "same-checkpoint": ("Do all ranks resume alike?", _same, RESTORE),
+    "kill-rank": ("What is lost if a rank is killed?", partial(_killed, "kill-rank"), PERIOD),
+    "kill-node": ("What is lost with a node?", partial(_killed, "kill-node"), PERIOD),
+    "slow": ("Does it bear a slow rank?", _slow, WAIT),
+    "disk": ("Does a full disk spare the last checkpoint?", _disk, REPLACE),
+    "ranks": ("Does it go on with fewer ranks?", _other_ranks, RESTORE),
+    "raise": ("Does an exception of a rank end all?", _raises, RAISE),
+    "left": ("Does it leave nothing behind?", _left, CLEAN),
+}
 
 
 def judge(runs: Sequence[Facts]) -> list[Row]:
     """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered."""
     facts, rows = Rehearsal(runs), []
-    for name, question, decide, mend in QUESTIONS:
+    for name, (question, decide, lines) in QUESTIONS.items():
         if (facts.plain or name in ("group", "steps", "left")) and (judgement := decide(facts)):
             verdict, evidence = judgement
-            mend = mend if verdict == "fault" else ()
+            mend = tuple(lines.splitlines()) if verdict == "fault" else ()
             rows.append(Row(id=name, question=question, verdict=verdict, evidence=evidence, mend=mend))
     return rows

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ddpwire.run_files import parse_json
 
 MAX_BYTES = 200 << 20  # of a project, as for SSH hosts: each node gets a copy
 TIME_LIMIT_S = 3600.0
+END_S, POLL_S = 10.0, 0.1  # for processes that are being killed
 DEFAULT_GRACE_S = 30.0  # ddprun's
 
 
@@ -68,7 +70,10 @@ def rehearse(
             raise UnavailableError(f"the rehearsal ended without a result: {done.last_line()}") from None
         return list(runs)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        deadline = time.monotonic() + END_S
+        while work.exists() and time.monotonic() < deadline:  # after Ctrl-C, ranks are about to end
+            shutil.rmtree(work, ignore_errors=True)
+            time.sleep(POLL_S * work.exists())
 
 
 def _files(context: AppContext, links: Sequence[str]) -> list[str]:

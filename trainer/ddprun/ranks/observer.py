@@ -47,7 +47,7 @@ class Observer:
         self._batches: list[tuple[int, list[int]]] = []  # since the last step
         self._size = 0  # of the last file that the script has saved
         self._noted: set[str] = set()
-        self._fills = False
+        self._fills = self._has_gradients = self._trains = False
         self._acts = plan["act"] if attempt == 1 else {}
         self._seed = plan["seed"] + 100 * attempt + self._rank
         self._write("start", self._rank, pid=self._pid, attempt=attempt)
@@ -93,7 +93,7 @@ class Observer:
         return result
 
     def _backward(self, call: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
-        result = call(loss, *args, **kwargs)
+        result, self._has_gradients = call(loss, *args, **kwargs), True
         if loss.numel() == 1:
             self._loss = float(loss.detach())
         return result
@@ -141,7 +141,9 @@ class Observer:
     # Steps
 
     def _before_step(self, stepped: Any) -> None:
-        if os.getpid() != self._pid:
+        # torch.distributed.checkpoint takes a step without gradients and rates, to make an optimizer's state
+        self._trains = self._has_gradients or any(group.get("lr", 1) for group in stepped.param_groups)
+        if os.getpid() != self._pid or not self._trains:
             return
         if self._clock is None:
             self._clock = stepped
@@ -150,9 +152,9 @@ class Observer:
             self._cut()
 
     def _after_step(self, stepped: Any) -> None:
-        if stepped is not self._clock or os.getpid() != self._pid:
+        if stepped is not self._clock or os.getpid() != self._pid or not self._trains:
             return
-        self._step += 1
+        self._step, self._has_gradients = self._step + 1, False
         reported = getattr(sys.modules.get("ddpwire.client"), "_last_step", 0)
         batches, self._batches = self._batches, []
         self._write("step", self._step, loss=self._loss, reported=reported, batches=batches, **self._state())
