@@ -24,7 +24,10 @@ def rehearse(tmp_path: Path, script: str, *flags: str) -> tuple[int, dict[str, d
 def test_a_sound_script_has_no_fault(tmp_path: Path) -> None:
     code, rows = rehearse(tmp_path, "sound_plain.py", "--only", "term")
     assert code == 0
-    assert {name for name, row in rows.items() if row["verdict"] != "ok"} == {"samples", "order"}  # it has no DataLoader
+    assert {name for name, row in rows.items() if row["verdict"] != "ok"} == {
+        "samples",
+        "order",
+    }  # it has no DataLoader
     assert {"save-term", "resume-optimizer", "same-checkpoint", "ranks"} <= {*rows}
 
 
@@ -41,7 +44,9 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     temporary.mkdir()
     command = [*DDPCTL, "rehearse", *ONE_NODE, "--", "train.py"]
     environ = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         wait_until(lambda: any(temporary.glob("*/run-0/facts/*.*")), "a rank")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

@@ -13,7 +13,13 @@ Runs = dict[tuple[str, str], dict[str, Any]]
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"weights": f"w{step}", "probe": [1.0 + step], "state": f"s{step}" * (step > 0), "lr": [0.1], "sharded": False}
+    return {
+        "weights": f"w{step}",
+        "probe": [1.0 + step],
+        "state": f"s{step}" * (step > 0),
+        "lr": [0.1],
+        "sharded": False,
+    }
 
 
 def batch(rank: int, step: int) -> tuple[int, list[int]]:
@@ -48,7 +54,9 @@ def process(rank: int, first: int = 0, last: int = STEPS, *, attempt: int = 1) -
             for number in own
             if number % BATCHES == 0
         ],
-        "save": [{"save": "last.pt", "time": float(first + at), "step": at, "error": "", "full": False} for at in saves],
+        "save": [
+            {"save": "last.pt", "time": float(first + at), "step": at, "error": "", "full": False} for at in saves
+        ],
         "load": [{"load": "last.pt", "time": 1.0}] if first and rank == 0 else [],
         "file": [],
         "at": [],
