@@ -50,6 +50,11 @@ class Resume:
         return self.steps.get(0)
 
     @property
+    def alike(self) -> list[int]:
+        """Return the ranks that continue after the same step as rank 0."""
+        return [rank for rank, step in self.steps.items() if step == self.step]
+
+    @property
     def reached(self) -> int:
         """Return the last step before."""
         return _reached(self.before)
@@ -138,7 +143,7 @@ def _failed(run: Facts) -> bool:
 def _end(run: Facts) -> str:
     code = next((code for code in run["codes"] if code), 0)
     message = run["outcome"] if code else ""
-    return "it hung, and was killed" if run["hung"] else f"exit code {code}{message and f' ({message})'}"
+    return "it hung, and was killed" if run["hung"] else f"it ended with exit code {code}{message and f' ({message})'}"
 
 
 def _group(facts: Rehearsal) -> Judgement:
@@ -269,7 +274,7 @@ def _data(facts: Rehearsal, one: Resume) -> Judgement:
         same = _digits([plain["loss"]], [step["loss"]])
         is_same = facts.digits and same >= min(facts.digits, ROUNDING)
         return ("ok" if is_same else "unknown"), f"{why}; the loss of step {number} is that without a stop {_to(same)}"
-    for rank in one.after:
+    for rank in one.alike:
         before, reference = one.before[rank]["step"], facts.plain[rank]["step"]
         if start >= len(reference) or _batch(reference[start])[0] != _batch(reference[start - 1])[0]:
             continue  # it resumes at the beginning of an epoch
@@ -287,8 +292,8 @@ def _data(facts: Rehearsal, one: Resume) -> Judgement:
 
 def _optimizer(facts: Rehearsal, one: Resume) -> Judgement:
     start = one.step or 0
-    for rank, process in one.after.items():
-        state, was = process["begin"][0]["state"], one.before[rank]["step"][start - 1]["state"]
+    for rank in one.alike:
+        state, was = one.after[rank]["begin"][0]["state"], one.before[rank]["step"][start - 1]["state"]
         if state != was:
             return "fault", f"after step {start}, the state of rank {rank} is {'another' if state else 'empty'}"
         for number, plain, step in _pairs(facts, one, rank):
@@ -298,7 +303,7 @@ def _optimizer(facts: Rehearsal, one: Resume) -> Judgement:
 
 
 def _weights(facts: Rehearsal) -> Judgement | None:
-    starts = [(one, rank) for one in facts.good for rank in one.after]
+    starts = [(one, rank) for one in facts.good for rank in one.alike]
     equal = [(number, _alike(a, b)) for one, rank in starts for number, a, b in _pairs(facts, one, rank)]
     if not equal or not facts.digits:
         return ("unknown", "there is no undisturbed step to compare with") if facts.resumes else None
@@ -360,7 +365,7 @@ def _disk(facts: Rehearsal) -> Judgement | None:
     how = f"the save of step {full[0]['step']} fails at half of its size (RLIMIT_FSIZE): {full[0]['error']}"
     if one and not _failed(after) and one.step != 0:
         return ("ok", f"{how}; then it resumes after step {one.step}") if one.step else ("unknown", OTHER_WEIGHTS)
-    return "fault", f"{how}; the next start {'begins at step 1' if one and not _failed(after) else _end(after)}"
+    return "fault", f"{how}; then {'it begins at step 1' if one and not _failed(after) else _end(after)}"
 
 
 def _other_ranks(facts: Rehearsal) -> Judgement | None:
@@ -417,11 +422,11 @@ for epoch in range(first // len(loader), epochs):
 GROUP = "dist.init_process_group(backend)\nmodel = DistributedDataParallel(model)"
 EPOCH = "sampler.set_epoch(epoch)  # at the beginning of each epoch"
 SAMPLER = f"sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)\n{EPOCH}"
-PERIOD = "if rank == 0 and step % 1000 == 0:  # the steps that you can afford to lose\n    save(step)"
+PERIOD = "if rank == 0 and step % 1000 == 0:  # what you can afford to lose\n    save(step)"
 WAIT = 'dist.init_process_group("gloo", timeout=timedelta(minutes=10))'
 REPLACE = """\
 torch.save(state, path.with_suffix('.new'))
-path.with_suffix('.new').replace(path)  # an incomplete file never has the final name"""
+path.with_suffix('.new').replace(path)  # only when it is complete"""
 RAISE = "raise  # no collective in `except` or `finally`: the other ranks do not come"
 CLEAN = "atexit.register(process.kill)\nwith tempfile.TemporaryDirectory() as folder: ..."
 # The id of each row: its question, the function that answers it, and the lines of code that mend a fault.

@@ -1,11 +1,18 @@
-"""What ddpctl rehearse concludes from the facts of the runs. The facts are those of a sound script, and one is changed."""
+"""What ddpctl rehearse concludes from the facts of the runs: those of a sound script, of which some are changed."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 
+from ddpctl.commands.launch import name_rehearse
 from ddpctl.diagnosis.rehearsal import QUESTIONS, Row, judge
+from ddpctl.execution.executor import Executor
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations.launcher import AppContext
+from ddpctl.runs.run_store import Run
 
 STEPS, BATCHES, EVERY, AT = 12, 6, 4, 6  # of a run, of an epoch; between saves; of the disturbance
 WORLD = 2
@@ -288,3 +295,20 @@ def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None
     each(runs, "step", lambda step: step.update(loss=9.0, probe=[-9.0]), ("again", ""))
     found = verdicts(runs)
     assert (found["repeatable"], found["resume-weights"], found["resume-data"]) == ("unknown", "unknown", "ok")
+
+
+def a_run(*command: str) -> Run:
+    job = JobSpec(name="night", nodes="1", gpus=1, command=command)
+    places = {"cwd": "/p", "folder": "/runs/night", "checkpoint_dir": "/runs/night/checkpoints"}
+    return Run(name="night", created=0.0, target="here", kind="local", options={}, job=job, version="0.1.0", **places)
+
+
+def test_the_first_script_that_succeeds_is_told_once_that_it_can_be_rehearsed(tmp_path: Path) -> None:
+    lines: list[str] = []
+    context = AppContext(executor=Executor({}), root=tmp_path, emit=lines.append)
+    name_rehearse(context, a_run("-m", "ddptrain"))
+    assert lines == []
+    for _ in range(2):
+        name_rehearse(context, a_run("train.py", "--lr", "0.1"))
+    (line,) = lines
+    assert_names(line, "ddpctl rehearse -- train.py --lr 0.1")
