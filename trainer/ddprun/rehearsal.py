@@ -83,7 +83,8 @@ class Rehearsal:
     def _copy(self, source: Path, target: Path) -> None:
         for node in {self.node(number).name for number in range(self.plan.nodes)}:
             shutil.rmtree(target / node, ignore_errors=True)
-            shutil.copytree(source / node, target / node, symlinks=True)
+            with contextlib.suppress(shutil.Error):  # sockets, which processes have left in TMPDIR, cannot be copied
+                shutil.copytree(source / node, target / node, symlinks=True)
 
     def reset(self, number: int) -> None:
         """Put a node's folder into the state before its first run."""

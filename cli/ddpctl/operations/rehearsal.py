@@ -62,8 +62,8 @@ def rehearse(
         with writing(work):
             (work / "plan.json").write_text(json.dumps(plan))
         argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / "plan.json"))
-        streaming = Command(argv=argv, env=job.env, mode="stream", timeout_s=TIME_LIMIT_S)
-        done = context.executor.perform(once(streaming))
+        env = {**job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
+        done = context.executor.perform(once(Command(argv=argv, env=env, mode="stream", timeout_s=TIME_LIMIT_S)))
         try:
             runs: Any = parse_json((work / "facts.json").read_bytes())
         except (OSError, ValueError):

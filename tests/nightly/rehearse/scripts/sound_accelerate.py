@@ -5,14 +5,15 @@ import signal
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, set_seed
+from accelerate.utils import DataLoaderConfiguration, broadcast_object_list, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 asked = []
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
     signal.signal(number, lambda number, frame: asked.append(number))
-accelerator = Accelerator(cpu=True)
+# A seedable sampler: the order of an epoch depends on the seed and the number of the epoch only.
+accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3))
 set_seed(21)
 inputs = torch.randn(256, 12, generator=torch.Generator().manual_seed(2))
 data = TensorDataset(inputs, inputs @ torch.ones(12, 1))
@@ -42,9 +43,8 @@ def save(epoch, batch):
 
 
 while epoch < 3:
-    loader.set_epoch(epoch)
-    set_seed(1000 + epoch)  # the order of an epoch depends on its number only
     batches = accelerator.skip_first_batches(loader, skip) if skip else loader
+    batches.set_epoch(epoch)
     for batch, (x, y) in enumerate(batches, skip + 1):
         loss = nn.functional.mse_loss(model(x), y)
         accelerator.backward(loss)
