@@ -1,4 +1,4 @@
-"""Runs a rehearsal: sends the project's files to ``python -m ddprun.rehearsal`` and returns the facts of its runs."""
+"""Runs a rehearsal: gives the project to ``python -m ddprun.rehearsal``, and returns the facts of its runs."""
 
 import json
 import shutil
@@ -31,43 +31,28 @@ def rehearse(
     Nothing is left, not even after Ctrl-C.
     """
     job, cwd, python = request.job, Path.cwd(), getattr(request.options, "python", "") or sys.executable
-    check = context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON))))
-    check.check(f"{python} cannot run ranks")
-    script = script_of(job.command)
-    if script and not (cwd / script).is_file():
-        raise NoInputError(f"{script}: no such script in {cwd}")
-    for link in links:
-        if not (cwd / link).exists():
-            raise NoInputError(f"--link {link}: no such file or folder in {cwd}")
-    command = [*program(job.command)]
+    context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
+    command, script = [*program(job.command)], script_of(job.command)
+    for name in filter(None, (script, *links)):
+        if not (cwd / name).exists():
+            raise NoInputError(f"{name}: no such file in {cwd}")
     if script and Path(script).is_relative_to(cwd):
-        command[0] = str(Path(script).relative_to(cwd))
-    files = _files(context, links)
+        command[0] = str(Path(script).relative_to(cwd))  # that of the copy
+    plan = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
+    plan |= {"nodes": job.max_nodes, "ranks": job.local_world_size, "grace_s": job.grace or DEFAULT_GRACE_S}
+    plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     with writing(tempfile.gettempdir()):
         work = Path(tempfile.mkdtemp(prefix="ddpctl-rehearse-"))
     try:
-        plan = {
-            "work": str(work),
-            "project": str(cwd),
-            "files": files,
-            "links": [*links],
-            "command": command,
-            "nodes": job.max_nodes,
-            "ranks": job.local_world_size,
-            "steps": steps,
-            "grace_s": job.grace or DEFAULT_GRACE_S,
-            "shared": shared,
-            "scenarios": [*scenarios],
-        }
         with writing(work):
-            (work / "plan.json").write_text(json.dumps(plan))
+            (work / "plan.json").write_text(json.dumps({"work": str(work), **plan}))
         argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / "plan.json"))
         env = {**job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
         done = context.executor.perform(once(Command(argv=argv, env=env, mode="stream", timeout_s=TIME_LIMIT_S)))
         try:
             runs: Any = parse_json((work / "facts.json").read_bytes())
         except (OSError, ValueError):
-            raise UnavailableError(f"the rehearsal ended without a result: {done.last_line()}") from None
+            raise UnavailableError(f"the rehearsal has no result: {done.last_line()}") from None
         return list(runs)
     finally:
         deadline = time.monotonic() + END_S
@@ -82,18 +67,13 @@ def _files(context: AppContext, links: Sequence[str]) -> list[str]:
     listing = context.executor.perform(once(Command(argv=look, cwd=str(Path.cwd()))))
     listing.check("cannot list the project's files")
     project: Any = parse_json(listing.stdout)
-    sizes = {name: size for name, size in project["sizes"].items() if not any(_is_in(name, link) for link in links)}
+    is_linked = [name for name in project["sizes"] if any(Path(name).is_relative_to(link) for link in links)]
+    sizes = {name: size for name, size in project["sizes"].items() if name not in {*is_linked}}
     if (total := sum(sizes.values())) > MAX_BYTES:
-        largest = max(sizes, key=lambda name: sizes[name])
-        raise ConfigError(
-            f"the project has {human_size(total)}, and each node gets a copy of at most {human_size(MAX_BYTES)}",
-            hint=f"name data that is only read, such as --link {largest.split('/')[0]}",
-        )
+        largest = max(sizes, key=lambda name: sizes[name]).partition("/")[0]
+        too_large = f"the project has {human_size(total)}; each node gets a copy of at most {human_size(MAX_BYTES)}"
+        raise ConfigError(too_large, hint=f"name data that is only read, such as --link {largest}")
     for line in project["left_out"]:
-        if not any(line.startswith(link.rstrip("/")) for link in links):
-            context.emit(f"rehearse: not in the nodes' folders: {line}; --link PATH shares what is only read")
+        if not any(link in line for link in links):
+            context.emit(f"rehearse: not copied for the nodes: {line}; --link PATH shares what is only read")
     return list(sizes)
-
-
-def _is_in(name: str, folder: str) -> bool:
-    return Path(name).is_relative_to(folder)
