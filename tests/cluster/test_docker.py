@@ -113,7 +113,7 @@ def test_run_in_containers_over_ssh_trains_and_is_stopped_without_a_trace(lab: L
     accuracy = re.search(r"test accuracy +([\d.]+) %", trained)
     assert accuracy, trained
     assert float(accuracy[1]) >= 98
-    assert lab.containers() == []
+    wait_until(lambda: lab.containers() == [], "the end of the container", timeout_s=60)
     run = lab.box.home / ".ddpctl/runs/night"
     assert {path.stat().st_uid for path in run.rglob("*")} == {10001}
 
@@ -133,7 +133,7 @@ def test_run_in_containers_over_ssh_trains_and_is_stopped_without_a_trace(lab: L
     lab.ddpctl("stop", "long")
     status = json.loads(lab.ddpctl("status", "long", "--json").stdout)
     assert (status["state"], status["code"]) == ("stopped", 143)
-    assert lab.containers() == []
+    wait_until(lambda: lab.containers() == [], "the end of the container", timeout_s=60)
     assert (run / f"checkpoints/step-{status['outcome']['step']:08}.pt").exists()
 
 

@@ -109,7 +109,7 @@ def test_two_containers_train_as_one_machine_does(lab: Lab) -> None:
     sums = re.findall(r"weights sha256 (\w+)", done.stdout + alone)
     assert len(sums) == 2
     assert sums[0] == sums[1]
-    assert lab.containers() == ""
+    wait_until(lambda: lab.containers() == "", "the end of the containers", timeout_s=60)
     run = lab.docks[0].box.home / ".ddpctl/runs/night"
     assert {path.stat().st_uid for path in run.rglob("*")} == {10001}
 
@@ -142,7 +142,7 @@ def test_a_run_goes_on_and_is_stopped_and_is_listed(lab: Lab) -> None:
     stopped = lab.ddpctl("stop", "long")
     assert stopped.returncode == 0, stopped.stderr
     assert "run 'long' stopped, exit code 143" in stopped.stderr
-    assert lab.containers() == ""
+    wait_until(lambda: lab.containers() == "", "the end of the containers", timeout_s=60)
     assert runs_there(lab) == [[], []]
     assert list((lab.docks[0].box.home / ".ddpctl/runs/long/checkpoints").iterdir())
 
@@ -172,7 +172,7 @@ def test_ctrl_c_twice_kills(lab: Lab) -> None:
     launched.send_signal(signal.SIGINT)
     output, _ = launched.communicate(timeout=90)
     assert launched.returncode == 130, output
-    assert lab.containers() == ""
+    wait_until(lambda: lab.containers() == "", "the end of the containers", timeout_s=60)
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
@@ -194,7 +194,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
     output, _ = launched.communicate(timeout=120)
     assert launched.returncode == 130, output
     assert "run 'interrupted' stopped, exit code 130" in output
-    assert lab.containers() == ""
+    wait_until(lambda: lab.containers() == "", "the end of the containers", timeout_s=60)
     for rank in range(4):
         run = lab.docks[rank // 2].box.home / ".ddpctl/runs/interrupted"
         log = (run / f"node-{rank // 2}/rank-{rank}.log").read_text()
