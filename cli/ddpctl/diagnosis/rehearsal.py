@@ -177,9 +177,9 @@ def _epochs(facts: Rehearsal) -> list[dict[int, list[Sequence[int]]]]:
     """Return the batches of each rank in each whole epoch in which all ranks took steps."""
     epochs: dict[int, dict[int, list[Sequence[int]]]] = {}
     for rank, process in facts.plain.items():
-        trained = [batch for step in process["step"] for batch in step["batches"]]
-        batches = [*trained, *(batch for end in process["epoch"] for batch in end["batches"])]
-        ends = [end["epoch"] for end in process["epoch"] if end["epoch"] in {epoch for epoch, _ in trained}]
+        trained = {_batch(step)[0] for step in process["step"]}  # not those of an evaluation
+        batches = [batch for fact in (*process["step"], *process["epoch"]) for batch in fact["batches"]]
+        ends = [end["epoch"] for end in process["epoch"] if end["epoch"] in trained]
         for number, end in enumerate(ends):
             epochs.setdefault(number, {})[rank] = [indices for epoch, indices in batches if epoch == end]
     return [ranks for ranks in epochs.values() if len(ranks) == len(facts.plain)]

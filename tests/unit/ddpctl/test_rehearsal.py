@@ -269,6 +269,14 @@ def test_a_fault_is_named_and_no_other(name: str) -> None:
     assert all(bool(row.mend) == (row.verdict == "fault") for row in rows.values())
 
 
+def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
+    runs, evaluation = sound(), 100
+    for rank in runs["plain", ""]["processes"]:
+        rank["step"][BATCHES]["batches"] = [(evaluation, [0, 1, 2]), *rank["step"][BATCHES]["batches"]]
+        rank["epoch"].insert(1, {"epoch": evaluation, "time": BATCHES + 0.5, "batches": []})
+    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
+
+
 def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
     assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 

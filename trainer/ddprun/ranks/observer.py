@@ -147,7 +147,8 @@ class Observer:
             return
         if self._clock is None:
             self._clock = stepped
-            self._write("begin", 0, **self._state(), batches=len(self._batches))
+            epochs = [epoch for epoch, _ in self._batches]
+            self._write("begin", 0, **self._state(), batches=epochs.count(epochs[-1]) if epochs else 0)
         if stepped is self._clock and self._step == self._plan["steps"]:
             self._cut()
 
