@@ -197,14 +197,16 @@ def _samples(facts: Rehearsal) -> Judgement:
     if why := _blind(facts) or (not epochs and f"no epoch ended within {facts.steps} steps: {LONGER}"):
         return "unknown", why
     for number, ranks in enumerate(epochs, 1):
-        counts = Counter(index for batches in ranks.values() for batch in batches for index in batch)
-        allowed = max(len(batch) for batches in ranks.values() for batch in batches) * len(ranks)
-        extra, unused = counts.total() - len(counts), max(counts) + 1 - len(counts)
-        if extra > allowed:
+        own = [Counter(index for batch in batches for index in batch) for batches in ranks.values()]
+        batch, counts = max(len(batch) for batches in ranks.values() for batch in batches), sum(own, Counter())
+        unused = max(counts) + 1 - len(counts)
+        if any(one.total() - len(one) > batch for one in own):
+            return "unknown", f"epoch {number}: a rank itself repeats samples, as a sampler with replacement does"
+        if counts.total() - len(counts) > batch * len(ranks):
             sample, times = counts.most_common(1)[0]
-            return "fault", f"epoch {number}: sample {sample} is used {times} times; {extra} are repetitions"
-        if unused > allowed:
-            return "fault", f"epoch {number}: {unused} of {max(counts) + 1} samples are not used"
+            return "fault", f"epoch {number}: {times} ranks use sample {sample}, and {len(counts)} samples are used"
+        if unused > batch * len(ranks):
+            return "unknown", f"epoch {number}: {unused} of {max(counts) + 1} samples are not used: a part, or left out"
     return "ok", f"none twice or left out in {len(epochs)} epochs, except to fill or drop the last batch"
 
 

@@ -269,6 +269,17 @@ def test_a_fault_is_named_and_no_other(name: str) -> None:
     assert all(bool(row.mend) == (row.verdict == "fault") for row in rows.values())
 
 
+@pytest.mark.parametrize(
+    "samples",
+    [lambda rank, epoch, place: rank, lambda rank, epoch, place: 40 * (place * WORLD + rank) + epoch],
+    ids=["a sampler with replacement", "a part of the data set"],
+)
+def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[[int, int, int], int]) -> None:
+    runs = sound()
+    with_batches(samples)(runs)
+    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok") | {"samples": "unknown"}
+
+
 def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
     runs, evaluation = sound(), 100
     for rank in runs["plain", ""]["processes"]:
