@@ -361,13 +361,15 @@ def _slow(facts: Rehearsal) -> Judgement | None:
 def _disk(facts: Rehearsal) -> Judgement | None:
     if not (run := facts.run("disk")):
         return None
-    if not (full := [save for save in _all(_ranks(run), "save") if save["full"]]):
-        return "unknown", "no torch.save or dcp.save followed an earlier one, so no disk was full"
+    if not (full := [save for save in _all(_ranks(run), "save") if save["full"] and save["error"]]):
+        return "unknown", "no torch.save or dcp.save after the first one could be made to fail"
     after, one = facts.run("resume", "disk"), facts.resumes.get("disk")
     how = f"the save of step {full[0]['step']} fails at half of its size (RLIMIT_FSIZE): {full[0]['error']}"
-    if one and not _failed(after) and one.step != 0:
-        return ("ok", f"{how}; then it resumes after step {one.step}") if one.step else ("unknown", OTHER_WEIGHTS)
-    return "fault", f"{how}; then {'it begins at step 1' if one and not _failed(after) else _end(after)}"
+    if _failed(after) or (one and one.step == 0):
+        return "fault", f"{how}; then {_end(after) if _failed(after) else 'it begins at step 1'}"
+    if one and one.step is None:
+        return "unknown", OTHER_WEIGHTS
+    return "ok", f"{how}; then {f'it resumes after step {one.step}' if one else 'no step is left to do'}"
 
 
 def _other_ranks(facts: Rehearsal) -> Judgement | None:

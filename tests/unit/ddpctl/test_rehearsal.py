@@ -271,7 +271,7 @@ def test_a_fault_is_named_and_no_other(name: str) -> None:
 
 @pytest.mark.parametrize(
     "samples",
-    [lambda rank, epoch, place: rank, lambda rank, epoch, place: 40 * (place * WORLD + rank) + epoch],
+    [lambda rank, *_: rank, lambda rank, epoch, place: 40 * (place * WORLD + rank) + epoch],
     ids=["a sampler with replacement", "a part of the data set"],
 )
 def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[[int, int, int], int]) -> None:

@@ -45,7 +45,7 @@ class Observer:
         self._clock: Any = None  # the first optimizer that takes a step
         self._loss: float | None = None
         self._batches: list[tuple[int, list[int]]] = []  # since the last step
-        self._size = 0  # of the last file that the script has saved
+        self._size = 0  # of the largest file of the last save
         self._noted: set[str] = set()
         self._fills = self._has_gradients = self._trains = False
         self._acts = plan["act"] if attempt == 1 else {}
@@ -266,9 +266,10 @@ def _path(target: object) -> str:
 
 
 def _size(path: str) -> int:
+    """Return the size of a file, or of the largest file in a folder."""
     place = Path(path)
     try:
-        return sum(one.stat().st_size for one in (place.rglob("*") if place.is_dir() else (place,)))
+        return max((one.stat().st_size for one in (place.rglob("*") if place.is_dir() else (place,))), default=0)
     except OSError:
         return 0
 
