@@ -38,7 +38,7 @@ def rehearse(
             raise NoInputError(f"{name}: no such file in {cwd}")
     if script and Path(script).is_relative_to(cwd):
         command[0] = str(Path(script).relative_to(cwd))  # that of the copy
-    plan = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
+    plan: dict[str, Any] = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
     plan |= {"nodes": job.max_nodes, "ranks": job.local_world_size, "grace_s": job.grace or DEFAULT_GRACE_S}
     plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     with writing(tempfile.gettempdir()):

@@ -108,7 +108,8 @@ def watch_batches(on_batch: Callable[[int, Any], None], on_end: Callable[[int], 
     from torch.utils.data import dataloader
 
     base: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
-    next_index, take, reset = (getattr(base, name, None) for name in ("_next_index", "__next__", "_reset"))
+    methods: list[Any] = [getattr(base, name, None) for name in ("_next_index", "__next__", "_reset")]
+    next_index, take, reset = methods
     iterations = itertools.count()
 
     def note_index(self: Any) -> Any:
@@ -133,7 +134,7 @@ def watch_batches(on_batch: Callable[[int, Any], None], on_end: Callable[[int], 
         self._iteration = None
         reset(self, *args, **kwargs)
 
-    if next_index and take and reset:
+    if all(methods):
         base._next_index, base.__next__, base._reset = note_index, note_batch, note_reset
 
 
