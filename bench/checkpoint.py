@@ -143,7 +143,7 @@ def watching() -> tuple[list[float], float]:
         for phase in ("data", "forward", "backward", "optimizer"):
             callbacks.phases.mark(phase)
         callbacks.on_step_end(step=step, epoch=1, samples=32, lr=0.1)
-        callbacks.progress.step(step, WATCHED, "1/1", 1.0)
+        callbacks.progress.step(step, WATCHED, "1/1", "1 images/s")
         times.append(1e6 * (time.perf_counter() - began))
     model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
     gradients = [torch.randn_like(parameter) for parameter in model.parameters()]

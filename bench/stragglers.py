@@ -21,7 +21,7 @@ import measuring
 
 RANK_MAIN = """
 import os, runpy, sys, time
-from ddptrain.data.augment import BatchBuilder
+from ddptrain.data.loader import BatchBuilder
 
 batch, (slow_rank, delay_s) = BatchBuilder.batch, sys.argv[1:3]
 

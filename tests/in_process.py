@@ -29,6 +29,11 @@ def command() -> Any:
     return get_command(app)
 
 
+def verbs() -> dict[str, Any]:
+    """Each verb as a command of Typer."""
+    return {name: command().get_command(None, name) for name in command().commands}
+
+
 def ddpctl(*words: str, cwd: Path | None = None, **env: str) -> Ended:
     """Call ddpctl with these arguments; raise what it does not handle itself.
 

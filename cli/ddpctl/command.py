@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from ddpctl.environment import READER, UNSET
 from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.text import cut
 from ddpwire.machine import MAX_PORT
 
 _HOST = re.compile(r"(?!-)(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -174,8 +175,7 @@ def remote_line(command: Command) -> str:
 
 def brief(command: Command) -> str:
     """Return the command's arguments as text for an error message, cut to ``BRIEF`` characters."""
-    line = shlex.join(command.argv)
-    return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
+    return cut(shlex.join(command.argv), BRIEF, plain=True)
 
 
 def shell_line(command: Command) -> str:

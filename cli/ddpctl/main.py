@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
@@ -65,34 +65,23 @@ class FieldHelp(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-class Commands(Mapping[str, Any]):
-    """The verbs as Typer's commands. The module of a verb is imported when the verb is looked up."""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(VERBS)
-
-    def __len__(self) -> int:
-        return len(VERBS)
-
-    def __getitem__(self, name: str) -> Any:
-        verb = resolve_name(f"ddpctl.commands.{VERBS[name][0]}")
-        if not isinstance(verb, typer.Typer):
-            alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-            alone.command(name=name, cls=FieldHelp)(verb)
-            verb = alone
-        return get_command(verb)
-
-
-class OneLineErrors(TyperGroup):
+class Verbs(TyperGroup):
     """The group of the verbs. It prints errors as one line on stderr."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = Commands()  # type: ignore[assignment]  # Typer only reads it
+        self.commands = dict.fromkeys(VERBS)  # type: ignore[assignment]  # Typer reads only the names
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Return the names of the verbs."""
-        return list(VERBS)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """Return a verb as a command of Typer. Its module is imported only here."""
+        if cmd_name not in VERBS:
+            return None
+        verb = resolve_name(f"ddpctl.commands.{VERBS[cmd_name][0]}")
+        if not isinstance(verb, typer.Typer):
+            alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+            alone.command(name=cmd_name, cls=FieldHelp)(verb)
+            verb = alone
+        return get_command(verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print the list of the verbs, without importing them."""
@@ -126,13 +115,15 @@ class OneLineErrors(TyperGroup):
 
 
 def _print_version(asked: bool) -> None:
-    from ddpctl.commands import setup
+    if asked:
+        from ddpctl.commands import setup
 
-    setup.print_version(asked)
+        setup.version()
+        raise typer.Exit
 
 
 app = typer.Typer(
-    cls=OneLineErrors,
+    cls=Verbs,
     name="ddpctl",
     rich_markup_mode=None,  # rich would double the time of --help
     pretty_exceptions_enable=False,

@@ -97,7 +97,7 @@ class Site:
     def steps(run_dir: Path) -> int:
         """Return the last step of rank 0."""
         beat = next(map(read_beat, runtime_files(run_dir, rank_heartbeat(0))), None)
-        return beat.step if beat else 0
+        return (beat.step if beat else None) or 0
 
     def checkpoints(self, run: str) -> list[int]:
         found = (self.folder / "state" / run / "checkpoints").glob("*.pt")

@@ -13,7 +13,7 @@ from ddpwire.events import read_events
 
 PACED = """
 import os, runpy, sys, time
-from ddptrain.data.augment import BatchBuilder
+from ddptrain.data.loader import BatchBuilder
 
 batch, steps = BatchBuilder.batch, 0
 

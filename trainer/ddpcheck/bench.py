@@ -23,22 +23,22 @@ MAX_LINKS = 1000  # in the result, the slowest first
 def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
     """Measure all collectives and links. Rank 0 prints each measurement and returns the result."""
     ranks = join()
-    say: Callable[..., None] = partial(print, flush=True) if ranks.rank == 0 else lambda *_: None
+    show: Callable[..., None] = partial(print, flush=True) if ranks.rank == 0 else lambda *_: None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
     where = [*dict.fromkeys(map(ranks.node_name, range(ranks.size)))]
     nodes = ", ".join(where) if len(where) <= MATRIX else f"{len(where)} nodes"
-    say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {nodes}")
-    say()
-    rows, findings = _collectives(ranks, sizes or SIZES[ranks.device.type], say)
+    show(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {nodes}")
+    show()
+    rows, findings = _collectives(ranks, sizes or SIZES[ranks.device.type], show)
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
-    again, slow, notes = links.find_slow(ranks, members, figures)
+    suspects, slow, notes = links.find_slow(ranks, members, figures)
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
     for line in ("", *link_lines(figures, names), *notes, ""):
-        say(line)
+        show(line)
     findings += [sentence(link, names) for link in slow]
     for line in findings or ["every result is right; no link and no node is named"]:
-        say(line)
+        show(line)
     ranks.barrier()
     dist.destroy_process_group()
     if ranks.rank:
@@ -54,25 +54,25 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
         "members": names,
         "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda link: link[2])[:MAX_LINKS],
         "slow": [link.members for link in slow],
-        "suspects": [asdict(suspect) for suspect in again],
+        "suspects": [{"members": suspect.members, "figures": suspect.figures} for suspect in suspects],
     }
 
 
 def _collectives(
-    ranks: Ranks, sizes: Sequence[int], say: Callable[[str], None]
+    ranks: Ranks, sizes: Sequence[int], show: Callable[[str], None]
 ) -> tuple[list[collectives.Row], list[str]]:
     rows, findings = [], []
-    say(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
+    show(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
     for name in collectives.FACTORS:
         row = None
         for size in sizes:
             if row and row.seconds > LATENCY_S and (soon_s := row.seconds * size / row.bytes) > LONGEST_S:
-                say(f"{name:<15}{size_text(size):>10}  left out: a call would take {soon_s:.1f} s")
+                show(f"{name:<15}{size_text(size):>10}  left out: a call would take {soon_s:.1f} s")
                 break
             row = collectives.measure(name, ranks, size)
             rows.append(row)
             wrong = "  WRONG" if row.wrong else ""
-            say(
+            show(
                 f"{name:<15}{size_text(row.bytes):>10}{row.seconds * 1e3:>9.3f} ms"
                 f"{row.algbw:>10.3g}{row.busbw:>10.3g}{wrong}"
             )
@@ -95,7 +95,7 @@ def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
     return lines
 
 
-def sentence(slow: links.Again, names: Sequence[str]) -> str:
+def sentence(slow: links.Suspect, names: Sequence[str]) -> str:
     """Return a sentence that names the slow node or link, and says how slow it is."""
     own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:

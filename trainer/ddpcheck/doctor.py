@@ -69,7 +69,10 @@ def main(_: object) -> dict[str, Any] | None:
     end = time.monotonic() + REPORT_S
     for node in nodes:
         if text := _get(store, f"report/{node.node}", max(end - time.monotonic(), ANSWER_S)):
-            reports[node.node] = _read_report(text)
+            value: dict[str, Any] = json.loads(text)
+            paths = {key: {int(to): entry for to, entry in by_node.items()} for key, by_node in value["paths"].items()}
+            findings_of_node = tuple(Finding(**finding) for finding in value["findings"])
+            reports[node.node] = Report(**{**value, "findings": findings_of_node, "paths": Paths(**paths)})
     store.set("over", "")
     late = sorted({*range(max(count, 1))} - {node.node for node in nodes})
     findings = [
@@ -162,13 +165,6 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
         findings += compare_speed(check, speeds, unit, loaded=shared if check == "GPU matmul" else loaded)
     order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in findings))}
     return sorted(findings, key=lambda finding: (order[finding.check], finding.node))
-
-
-def _read_report(text: str) -> Report:
-    value: dict[str, Any] = json.loads(text)
-    paths = {key: {int(node): entry for node, entry in by_node.items()} for key, by_node in value["paths"].items()}
-    findings = tuple(Finding(**finding) for finding in value["findings"])
-    return Report(**{**value, "findings": findings, "paths": Paths(**paths)})
 
 
 def _put(store: Store, key: str, text: str) -> None:

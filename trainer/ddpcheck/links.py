@@ -22,7 +22,7 @@ exchanges. Other work on the machine can make an exchange slower, but never fast
 import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -45,18 +45,11 @@ class Suspect:
     members: tuple[int, ...]  # one member: a node; two members: a link
     pair: Pair  # the pair to measure again
     beside: tuple[Pair, ...]  # the pairs to compare it with
-
-
-@dataclass(frozen=True, kw_only=True)
-class Again:
-    """Repeated measurements of a suspect: pairs of its figure and the lowest figure that it is compared with."""
-
-    members: tuple[int, ...]
-    figures: tuple[tuple[float, float], ...]
+    figures: tuple[tuple[float, float], ...] = ()  # measured again: of the pair, and the lowest of those beside it
 
     @property
     def is_slow(self) -> bool:
-        """Whether the suspect is to be reported as slow."""
+        """Whether the suspect, which was measured again, is to be reported as slow."""
         own, beside = zip(*self.figures, strict=True)
         return bool(max(own) < SLOW * statistics.median(beside))
 
@@ -111,8 +104,8 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 
 def find_slow(
     ranks: Ranks, members: Sequence[int], figures: Figures
-) -> tuple[tuple[Again, ...], tuple[Again, ...], tuple[str, ...]]:
-    """Measure all suspects again. Return their measurements, the measurements of the slow nodes and links, and notes.
+) -> tuple[tuple[Suspect, ...], tuple[Suspect, ...], tuple[str, ...]]:
+    """Measure all suspects again. Return all suspects, the slow nodes and links among them, and notes.
 
     A note gives the reason if no node, or no link, can be named as slow.
     """
@@ -125,9 +118,9 @@ def find_slow(
     return (*nodes, *pairs), (*slow_nodes, *slow_links), tuple(filter(None, (*notes, note, *more, last)))
 
 
-def confirmed(again: Sequence[Again], number: int, noun: str) -> tuple[tuple[Again, ...], str]:
+def confirmed(suspects: Sequence[Suspect], number: int, noun: str) -> tuple[tuple[Suspect, ...], str]:
     """Return the suspects that are slow again or, if no comparison is possible, an empty tuple and the reason."""
-    slow = tuple(suspect for suspect in again if suspect.is_slow)
+    slow = tuple(suspect for suspect in suspects if suspect.is_slow)
     if len(slow) > number / 3:
         return (), f"{len(slow)} of {number} {noun} are slower than the others: too many, so none of these is named"
     return slow, ""
@@ -175,10 +168,10 @@ def _too_many(suspected: int, number: int) -> bool:
     return suspected > max(number / 3, min(number / 2, MAX_SUSPECTS))
 
 
-def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
+def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Suspect:
     """Measure a suspect and the links that it is compared with, one link at a time."""
     figures = []
     for _ in range(REPETITIONS):
         measured = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))
         figures.append((measured[suspect.pair], min(measured[pair] for pair in suspect.beside)))
-    return Again(members=suspect.members, figures=tuple(figures))
+    return replace(suspect, figures=tuple(figures))

@@ -160,12 +160,12 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
-    left = {pair for pair in failed if alone.isdisjoint(pair)}
-    while left:
-        counts, receivers = Counter(node for pair in left for node in pair), {to for _, to in left}
+    remaining = {pair for pair in failed if alone.isdisjoint(pair)}
+    while remaining:
+        counts, receivers = Counter(node for pair in remaining for node in pair), {to for _, to in remaining}
         worst = max(sorted(counts), key=lambda node: (counts[node], node in receivers))
-        blamed[worst] = sorted(pair for pair in left if worst in pair)
-        left -= set(blamed[worst])
+        blamed[worst] = sorted(pair for pair in remaining if worst in pair)
+        remaining -= set(blamed[worst])
     return blamed
 
 

@@ -287,7 +287,7 @@ class NodeAgent(SimpleElasticAgent):
         requested = self._node.stop.requested
         if requested == signal.SIGINT:
             return True
-        return requested != 0 and not self._num_succeeded and not self._node.heartbeats.is_complete(rank)
+        return requested != 0 and not self._num_succeeded and not self._node.heartbeats.beat(rank).is_complete
 
     def _on_exit(self, tag: str, status: int) -> None:
         node = self._node
@@ -311,7 +311,6 @@ class NodeAgent(SimpleElasticAgent):
                 self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
                 is_last = self._num_succeeded == node.config.local_world_size
                 self.consensus.post_success(rank, is_last=is_last)
-        metrics.set_gauges_aside(node.folder.runtime.metrics, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
@@ -326,6 +325,7 @@ class NodeAgent(SimpleElasticAgent):
         error = self._node.files.read(last_error, *where, unknown="") if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
+        beat = self._node.heartbeats.beat(rank)
         return Failure(
             node=self._node.config.node_rank,
             rank=rank,
@@ -334,8 +334,8 @@ class NodeAgent(SimpleElasticAgent):
             stop_reason=stop.reason,
             killed_here=stop.killed and status == -signal.SIGKILL,
             stopped_again=stop.requested_again,
-            step=self._node.heartbeats.step(rank),
-            stopped_for=self._node.heartbeats.stopped_for(rank),
+            step=beat.step,
+            stopped_for=beat.stopped_for,
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
             error=error,
         )
@@ -344,7 +344,7 @@ class NodeAgent(SimpleElasticAgent):
         decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
         self._node.workers.continue_supervisor()
         self._report_first_heartbeat()
-        self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
+        self._recovery.steps(self._node.heartbeats.beat(process.rank).step for process in self._processes)
         if decision is None:
             if self._node.stop.requested:
                 self._record_rank_states()

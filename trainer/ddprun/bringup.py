@@ -20,8 +20,8 @@ from ddprun.metrics.metrics import NodeMetrics
 from ddprun.metrics.recovery import Downtime
 from ddprun.nodes import preflight
 from ddprun.nodes.preflight import PreflightReport, Route
-from ddprun.output import progress
 from ddprun.output.logs import RankLogs
+from ddprun.output.progress import Progress
 from ddprun.ranks.node_commands import NodeCommands
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Signals, Stop
@@ -52,7 +52,7 @@ def bring_up(
 
     preflight.check_limits(config, report)
 
-    with progress.import_progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
+    with Progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
         compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
         from ddprun.files.checkpoint_copies import start_copies

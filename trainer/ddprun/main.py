@@ -28,8 +28,8 @@ from ddprun.metrics.recovery import Downtime
 from ddprun.metrics.registration import deregister, push_outcome
 from ddprun.nodes import joining, preflight
 from ddprun.nodes.preflight import PreflightReport
-from ddprun.output import progress
 from ddprun.output.console import Console
+from ddprun.output.progress import Progress
 from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
 from ddprun.ranks.node_commands import NodeCommands
@@ -58,9 +58,7 @@ from ddpwire.run_files import (
 
 DRAIN_S = 5.0
 POLL_S = 0.05
-LAST_DRAIN_S = 0.5  # if the disk does not answer
 CRASH_LOG = "ddprun-crash.log"
-TERMINATION_LOG = Path("/dev/termination-log")  # Kubernetes copies it into the pod's status
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")
 
 
@@ -95,7 +93,7 @@ class NodeExit(Node):
             node, here, by_hand = config.node_rank, config.on_one_machine, config.by_hand
             if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
                 self.console.log(message)
-            if not has_met:
+            if not has_met and not (config.spans_machines and machine.is_loopback(config.master_addr)):
                 joining.report_refusal(outcome, str(node), config.master_addr, str(config.master_port), config.run_id)
         elif config.run_dir is None:
             shutil.rmtree(path.parent, ignore_errors=True)
@@ -110,30 +108,24 @@ class NodeExit(Node):
         for line in log_record.pack(self.folder.path, seconds):
             self.console.log(line)
         with contextlib.suppress(OSError):  # outside of a container, there is no such file
-            TERMINATION_LOG.write_text(termination_message(outcome))
+            Path("/dev/termination-log").write_text(termination_message(outcome))
 
 
 def main() -> NoReturn:
     """Run one node and exit with the outcome's code."""
     signals = Signals(on_stop=lambda number: os._exit(128 + number), on_forward=lambda _: None)
-    args = options.parse(sys.argv[1:])
-    node_rank = os.environ.get(names.NODE_RANK) or os.environ.get("SLURM_NODEID")
+    args, environ = options.parse(sys.argv[1:]), os.environ
+    node_rank = environ.get(names.NODE_RANK) or environ.get("SLURM_NODEID")
     config: NodeConfig | None = None
     try:
-        config = node_config.read_config(args, os.environ, count_ranks, now=time.time(), on_terminal=os.isatty(0))
-        if config.node_rank != node_config.UNNUMBERED:
-            node_rank = str(config.node_rank)
+        config = node_config.read_config(args, environ, count_ranks, now=time.time(), on_terminal=os.isatty(0))
+        node_rank = str(config.node_rank)  # not a number yet if the node has none: then it has no folder
         node_config.check_program(config, alone=True)
         config = joining.settle_number(config, log_early, partial(preload_torch, config, log_early))
         node = config.node_rank
-        node_rank = str(node)
+        node_rank, uid = str(node), run_identity.make_uid(config, environ)
         state = NodeState(
-            run=config.run_id,
-            run_uid=run_identity.make_uid(config, os.environ),
-            node=node,
-            pid=os.getpid(),
-            state="starting",
-            started=time.time(),
+            run=config.run_id, run_uid=uid, node=node, pid=os.getpid(), state="starting", started=time.time()
         )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
@@ -152,11 +144,11 @@ def main() -> NoReturn:
     downtime = Downtime(began_at=time.monotonic(), requeued_s=requeued_s)
     journal.emit("node_started", host=socket.gethostname(), pid=state.pid, **downtime.requeued)
 
-    commands = NodeCommands(config, os.environ, journal.log)
+    commands = NodeCommands(config, environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
     def run() -> Outcome:
-        resources = allocate_resources(config, os.environ)
+        resources = allocate_resources(config, environ)
         route: preflight.Route | None = None
         try:
             if not config.retries_network:
@@ -168,12 +160,12 @@ def main() -> NoReturn:
             signals.listen()
             files.start()
             console.start()
-        for line in filter(None, (*options.accepted(args, os.environ), describe_allocation(config, resources))):
+        for line in filter(None, (*options.accepted(args, environ), describe_allocation(config, resources))):
             journal.log(line)
         if config.deadline is not None:
             stop = partial(signals.stop, "the run's deadline is near")
             node_config.watch_deadline(config.deadline, grace_s=config.grace_s, request_stop=stop, log=console.log)
-        os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
+        environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
         route = route or preflight.find_route(config, report)
@@ -182,7 +174,10 @@ def main() -> NoReturn:
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
             return bring_up(end, route, resources, workers, signals, report, downtime, commands)
 
-    outcome = run_guarded(run, folder)
+    try:
+        outcome = run()
+    except Exception as error:
+        outcome = outcome_of_error(error, folder)
     commands.tear_down(outcome.code)
     if outcome.code:
         report.failed(outcome.message)
@@ -203,7 +198,7 @@ def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, er
     left = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
     console.log(f"{error} (exit code {error.code}; no outcome is written{left})")
     runtime.remove()
-    console.drain(LAST_DRAIN_S)
+    console.drain(0.5)
     os._exit(error.code)
 
 
@@ -268,7 +263,7 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
     """Import torch if the ranks are to be forked. Must be called before this process has a thread."""
     if config.forks:
-        with progress.import_progress(log, "importing torch"):
+        with Progress(log, "importing torch"):
             fork_server.preload_torch(allocate_resources(config, os.environ).threads)
 
 
@@ -277,23 +272,15 @@ def count_ranks(kind: str) -> int:
     return machine.count_gpus() if kind == "gpu" else usable_cores()
 
 
-def run_guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
-    """Return the outcome of ``run``, even if it raises an error."""
-    try:
-        return run()
-    except NodeError as error:
+def outcome_of_error(error: BaseException, folder: NodeDir) -> Outcome:
+    """Return the outcome of an error. If it is unexpected, write its traceback to a file."""
+    if isinstance(error, NodeError):
         return error.outcome
-    except Exception as error:
-        return crash_outcome(error, folder)
-
-
-def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
-    """Return the outcome of an unexpected error, and write its traceback to a file."""
     crash = folder.path / CRASH_LOG
     with contextlib.suppress(OSError):
         crash.write_text("".join(traceback.format_exception(error)))
-    what = (str(error).splitlines() or [""])[0]
-    message = f"a fault of ddprun: {type(error).__name__}: {what} (traceback in {crash})"
+    first_line = str(error).partition("\n")[0]
+    message = f"a fault of ddprun: {type(error).__name__}: {first_line} (traceback in {crash})"
     return node_error(Exit.SOFTWARE, "internal", message).outcome
 
 
@@ -306,7 +293,7 @@ def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
     if name in HARMLESS_THREADS:
         end.console.log(f"the thread {name} of ddprun ended: {args.exc_type.__name__}: {error}; the training continues")
         return
-    end(error.outcome if isinstance(error, NodeError) else crash_outcome(error, end.folder))
+    end(outcome_of_error(error, end.folder))
 
 
 def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool, by_hand: bool = False) -> str:
@@ -316,8 +303,11 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
     Otherwise the other nodes log which node failed. Nodes that were started ``by_hand`` all log the reason, because
     each has its own terminal window. Pure.
     """
-    reporter, message, logs = _reporting_node(outcome), outcome.message, f"the logs of node {node} are in {folder}"
-    if reporter not in (None, node) and outcome.node != node:
+    reporter = outcome.node or 0  # the node whose log shows the reason
+    if outcome.rank is None:
+        reporter = 0 if outcome.cause == "node_lost" and outcome.node else node
+    message, logs = outcome.message, f"the logs of node {node} are in {folder}"
+    if reporter != node and outcome.node != node:
         if on_one_machine and not by_hand:
             return ""
         lost = f"stopped because node {outcome.node} was lost"
@@ -329,9 +319,3 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
     elif outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
         logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"
     return f"{message} (the run's exit code is {outcome.code}; {logs})"
-
-
-def _reporting_node(outcome: Outcome) -> int | None:
-    if outcome.rank is not None:
-        return 0 if outcome.node is None else outcome.node
-    return 0 if outcome.cause == "node_lost" and outcome.node else None

@@ -9,11 +9,10 @@ import contextlib
 import functools
 import json
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,22 @@ from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT, MIG, devices_of_rank
 from ddpwire.merged_output import LogTail, MergedOutput
-from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, parse_json, read_record
+from ddpwire.run_files import (
+    KILLED_ON_REQUEST,
+    NODE,
+    NODE_LOG,
+    OUTCOME,
+    open_regular,
+    parse_json,
+    rank_log,
+    read_end,
+    read_record,
+)  # fmt: skip
 
-APPEAR_S = 10.0  # how long to wait for the first file
 HISTORY_BYTES = 4096  # how much of the last rows is read
 DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for this long was killed
-FOLLOW_POLL_S = 0.1
-NODE_DIR = re.compile(r"node-(\d+)")
-RANK_LOG = re.compile(r"rank-(\d+)\.log")
-FIND_TIMEOUT_S = 0.3
-KILL_TIMEOUT_S = 2.0
-LIST_GPUS, LIST_GPUS_S = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), 25.0
+POLL_S = 0.02
+LIST_GPUS_S = 25.0
 NO_GPU = (127, 6)  # nvidia-smi cannot start, or finds no device (see its manual page)
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
 
@@ -44,32 +48,25 @@ def mark(node: int, rank: int, line: bytes) -> bytes:
     return f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
 
 
-def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
+def node_dirs(run_dir: Path, nodes: list[int]) -> list[tuple[int, Path]]:
     """Return the existing folders of ``nodes`` with their numbers, in order. If ``nodes`` is empty, return all."""
-    found = [(int(match[1]), path) for path in run_dir.glob("node-*") if (match := NODE_DIR.fullmatch(path.name))]
-    return sorted((node, path) for node, path in found if not nodes or node in nodes)
+    paths = ((path.name.removeprefix("node-"), path) for path in run_dir.glob("node-*"))
+    return sorted((int(node), path) for node, path in paths if node.isdecimal() and (not nodes or int(node) in nodes))
 
 
-Marks = dict[Path, Callable[[bytes], bytes] | None]  # log → what prefixes its lines, or None
+def find_logs(
+    folders: list[tuple[int, Path]], ranks: list[int], files: list[str]
+) -> Iterator[tuple[Path, Callable[[bytes], bytes] | None]]:
+    """Yield the logs to print, each with a function that prefixes its lines, or None."""
+    for node, folder in folders:
+        for name in files or (() if ranks else (NODE_LOG,)):
+            yield folder / name, None
+        for rank in () if files else sorted({*ranks}):
+            yield folder / rank_log(rank), functools.partial(mark, node, rank)
 
 
-def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]) -> Marks:
-    """Return the logs to print."""
-    found: Marks = {}
-    for node, folder in node_dirs(run_dir, nodes):
-        plain = files or (() if ranks else (NODE_LOG,))
-        found |= {folder / name: None for name in plain if (folder / name).is_file()}
-        for path in () if files else sorted(folder.glob("rank-*.log")):
-            match = RANK_LOG.fullmatch(path.name)
-            if match and int(match[1]) in ranks and path.is_file():
-                found[path] = functools.partial(mark, node, int(match[1]))
-    return found
-
-
-def print_logs(
-    run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str], *, tail: int | None, follow: bool
-) -> bool:
-    """Print the logs. If ``follow`` is set, continue until every node has ended. Return whether there are logs."""
+def print_logs(args: argparse.Namespace) -> bool:
+    """Print the logs. With --follow, continue until every node has ended. Return whether there are logs."""
     tails: dict[Path, LogTail] = {}
     output = MergedOutput(sys.stdout.buffer.write)
     parent, started = os.getppid(), time.monotonic()
@@ -77,7 +74,7 @@ def print_logs(
 
     def all_ended() -> bool:
         nonlocal alive_at
-        folders = [folder for _, folder in node_dirs(run_dir, nodes)]
+        folders = [folder for _, folder in node_dirs(args.run_dir, args.nodes)]
         if any(map(process_discovery.is_alive, folders)):
             alive_at = time.monotonic()
             return False
@@ -85,10 +82,12 @@ def print_logs(
 
     while True:
         # If the parent has ended, no process reads the output any more.
-        last = not follow or os.getppid() != parent or (all_ended() if tails else time.monotonic() - started > APPEAR_S)
-        for path, prefix in find_logs(run_dir, nodes, ranks, files).items():
-            if path not in tails:
-                tails[path] = LogTail(path, output.add_source(prefix), tail)
+        has_lost_reader = os.getppid() != parent
+        is_over = all_ended() if tails else time.monotonic() - started > 10.0  # the first file may appear late
+        last = not args.follow or has_lost_reader or is_over
+        for path, prefix in find_logs(node_dirs(args.run_dir, args.nodes), args.ranks, args.files):
+            if path not in tails and path.is_file():
+                tails[path] = LogTail(path, output.add_source(prefix), args.tail)
         for log in tails.values():
             log.pass_on()
             if last:
@@ -96,7 +95,7 @@ def print_logs(
         sys.stdout.buffer.flush()
         if last:
             return bool(tails)
-        time.sleep(FOLLOW_POLL_S)
+        time.sleep(0.1)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
-    send.add_argument("--find", type=float, default=FIND_TIMEOUT_S, metavar="S", help="search for up to S seconds")
+    send.add_argument("--find", type=float, default=0.3, metavar="S", help="search for up to S seconds")
     send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds until they have ended")
     send.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     port = verbs.add_parser("port", help="print a free port as JSON")
@@ -137,13 +136,8 @@ def read_json(path: Path) -> Any:
 def last_rows(path: Path) -> str:
     """Return the header and the last rows of a history file, or an empty string if it cannot be read."""
     with contextlib.suppress(OSError), open_regular(path) as file:
-        head = file.readline()
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(len(head), size - HISTORY_BYTES))
-        rows = file.read(HISTORY_BYTES)
-        if size - HISTORY_BYTES > len(head):
-            rows = rows.partition(b"\n")[2]
-        return (head + rows).decode(errors="replace")
+        header, text = file.readline().decode(errors="replace"), read_end(path, HISTORY_BYTES)
+        return text if text.startswith(header) else header + text.partition("\n")[2]
     return ""
 
 
@@ -155,8 +149,8 @@ def show(args: argparse.Namespace) -> int:
         # Check the lock first: a process that is gone by then has written everything.
         state |= {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}
         state["gone"] = not node_dir.is_dir()
-        left = not state["alive"] and not state["outcome"] and process_discovery.run_processes(node_dir.parent, table)
-        state["remains"] = any(left or ())
+        is_lost = not state["alive"] and not state["outcome"]
+        state["remains"] = is_lost and any(process_discovery.run_processes(node_dir.parent, table))
         print(json.dumps(state | {"history": last_rows(node_dir / HISTORY)}))
     return Exit.OK
 
@@ -166,11 +160,14 @@ def send(args: argparse.Namespace) -> int:
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name], args.find) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
     while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
-        time.sleep(process_discovery.POLL_S)
+        time.sleep(POLL_S)
     if args.name == "KILL":
-        for run_dir in {node_dir.parent for node_dir in args.node_dirs}:
-            timeout_s = max(0.0, deadline - time.monotonic()) + KILL_TIMEOUT_S
-            process_discovery.kill_run_processes(run_dir, timeout_s=timeout_s)
+        run_dirs = {node_dir.parent for node_dir in args.node_dirs}
+
+        def find_pids() -> list[int]:
+            return [pid for run_dir in run_dirs for pid, _ in process_discovery.run_processes(run_dir)]
+
+        processes.kill_all(find_pids, timeout_s=max(0.0, deadline - time.monotonic()) + 2.0)
     for node_dir, sent in signalled.items():
         alive = process_discovery.is_alive(node_dir)
         if not alive and args.name == "KILL" and not (node_dir / OUTCOME).exists():
@@ -195,7 +192,7 @@ def _signal(node_dir: Path, number: int, timeout_s: float) -> bool:
             return True
         if time.monotonic() > deadline:
             break
-        time.sleep(process_discovery.POLL_S)
+        time.sleep(POLL_S)
     return False
 
 
@@ -220,7 +217,8 @@ def gpus(_args: argparse.Namespace) -> int:
         import subprocess  # not needed by the other subcommands
 
         try:
-            done = subprocess.run(LIST_GPUS, capture_output=True, text=True, timeout=LIST_GPUS_S, check=False)
+            command = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIST_GPUS_S, check=False)
             code, text = done.returncode, done.stdout
             reason = f"{text}{done.stderr}".strip().rpartition("\n")[2]
         except FileNotFoundError:
@@ -239,8 +237,7 @@ def gpus(_args: argparse.Namespace) -> int:
 def logs(args: argparse.Namespace) -> int:
     """Print the logs of a run, or follow them."""
     try:
-        which = (tuple(args.nodes), tuple(args.ranks), args.files)
-        found = print_logs(args.run_dir, *which, tail=args.tail, follow=args.follow)
+        has_logs = print_logs(args)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except OSError as error:
@@ -249,7 +246,7 @@ def logs(args: argparse.Namespace) -> int:
             return Exit.OK
         print(f"the log cannot be printed: {error.strerror}", file=sys.stderr)
         return Exit.CANNOT_WRITE
-    return Exit.OK if found else Exit.NO_INPUT
+    return Exit.OK if has_logs else Exit.NO_INPUT
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ddptrain import compat
 from ddptrain.distributed import RankInfo
-from ddptrain.errors import TrainError
+from ddptrain.errors import log_warning, os_errors
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.step_timing import Phases, Tracer
@@ -189,8 +189,8 @@ class ProgressDisplay:
     def log(self, text: str) -> None:
         """Print a line."""
 
-    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Show that a step has ended. ``epoch`` is a text such as "3/10"."""
+    def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
+        """Show that a step has ended. ``epoch`` is a text such as "3/10", ``speed`` one such as "900 images/s"."""
 
     def close(self) -> None:
         """End the display."""
@@ -199,8 +199,7 @@ class ProgressDisplay:
 class ProgressLines(ProgressDisplay):
     """Prints lines to a file or a pipe. In a long epoch, it prints one line every LOG_EVERY_S seconds."""
 
-    def __init__(self, noun: str = "images") -> None:
-        self._noun = noun  # the plural name of a sample
+    def __init__(self) -> None:
         self._logged_at = time.monotonic()
 
     def log(self, text: str) -> None:
@@ -210,24 +209,24 @@ class ProgressLines(ProgressDisplay):
         except OSError as error:  # the reader has exited (| head), or the disk is full: the training continues
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
-                print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+                log_warning(f"stdout cannot be written: {error.strerror}")
 
-    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+    def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
-            self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} {self._noun}/s")
+            self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {speed}")
 
 
 class ProgressBar(ProgressDisplay):
     """Prints lines on a terminal, with a progress bar below them."""
 
-    def __init__(self, noun: str = "images") -> None:
+    def __init__(self) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._progress: Progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
-            TextColumn("{task.fields[speed]:.0f} " + f"{noun}/s"),
+            TextColumn("{task.fields[speed]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             refresh_per_second=4,
@@ -239,12 +238,12 @@ class ProgressBar(ProgressDisplay):
         with _closed_terminal_ignored():
             self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+    def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
         if self._task is None:
-            self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=images_per_s)
+            self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=speed)
             with _closed_terminal_ignored():
                 self._progress.start()
-        self._progress.update(self._task, completed=step, epoch=epoch, speed=images_per_s)
+        self._progress.update(self._task, completed=step, epoch=epoch, speed=speed)
 
     def close(self) -> None:
         if self._task is not None:
@@ -261,14 +260,14 @@ def _closed_terminal_ignored() -> Iterator[None]:
         leave_lost()
 
 
-def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun: str = "images") -> ProgressDisplay:
+def open_progress(*, first: bool, environ: Mapping[str, str]) -> ProgressDisplay:
     """Return the display that suits this rank and its stdout. ``first`` states whether this is rank 0."""
     if not first:
         return ProgressDisplay()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
         with suppress(ImportError):  # rich is optional
-            return ProgressBar(noun)
-    return ProgressLines(noun)
+            return ProgressBar()
+    return ProgressLines()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,11 +295,8 @@ class Callbacks:
         startup_s, restore_s = (round(self.goodput.lost_s[cause], 3) for cause in ("startup", "restore"))
         self.events.emit("training_began", seconds=self.goodput.total_s, startup_s=startup_s, restore_s=restore_s)
         self._export_times()
-        try:
+        with os_errors(Exit.CANNOT_WRITE, f"--profile-dir {self.tracer.folder} cannot be created"):
             self.tracer.begin()
-        except OSError as error:
-            message = f"--profile-dir {self.tracer.folder} cannot be created: {error.strerror}"
-            raise TrainError(Exit.CANNOT_WRITE, message) from None
 
     def on_step_begin(self) -> None:
         """Start the timing of a step."""

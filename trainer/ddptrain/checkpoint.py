@@ -186,30 +186,30 @@ def write_checkpoint(
     is left. With a ``shard``, every writer calls this function and writes its own data file. The writer of shard 0 also
     writes the manifest. If any writer fails, the writer of shard 0 removes all new files.
     """
-    number = FORMAT if shard is None else SHARDED_FORMAT
-    written: Any
+    format_number = FORMAT if shard is None else SHARDED_FORMAT
+    part = partial_path(path if shard is None else shard_path(path, shard.number))
+    written: Any  # the size and the SHA-256 of this writer's file, or its error
     try:
-        part = partial_path(path if shard is None else shard_path(path, shard.number))
-        written = _write_data(part, checkpoint, number, on_write)
+        written = _write_data(part, checkpoint, format_number, on_write)
     except Exception as error:  # the other writers wait for this one's result
         written = error
         if shard is not None:
             code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
             written = OSError(code or errno.EIO, f"{reason or error} (shard {shard.number})")
     files = [written] if shard is None else shard.gather(written)
-    failed = next((outcome for outcome in files or [written] if isinstance(outcome, Exception)), None)
     if files is None:
-        if failed is not None:
-            raise failed
+        if isinstance(written, Exception):
+            raise written
         return int(written[0])
     parts = [partial_path(shard_path(path, index)) for index in range(len(files))]
     name = manifest_path(path)
     new_files = [partial_path(name), *parts]
     try:
-        if failed is not None:
-            raise failed
+        for outcome in files:
+            if isinstance(outcome, Exception):
+                raise outcome
         manifest = Manifest(
-            format=number,
+            format=format_number,
             step=checkpoint.step,
             bytes=files[0][0],
             sha256=files[0][1],

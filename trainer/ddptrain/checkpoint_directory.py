@@ -10,7 +10,6 @@ import re
 import secrets
 import socket
 import stat
-import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from ddptrain.checkpoint import (
     read_manifest,
 )
 from ddptrain.distributed import RankInfo, agree, broadcast
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_warning
 from ddpwire import locks
 from ddpwire.exits import Exit
 
@@ -59,7 +58,11 @@ class CheckpointDirectory:
             finally:
                 probe.unlink(missing_ok=True)
             self._lock()
-            self._clean_up()
+            for pattern in (".step-*.json.*", ".shared-*"):
+                for torn in folder.glob(pattern):
+                    torn.unlink(missing_ok=True)
+            for name in {part.name.split(".")[1] for part in folder.glob(".step-*.part")}:
+                finish_write(folder / f"{name}.pt")
         except OSError as error:
             reason = error.strerror
             if isinstance(error, (FileExistsError, NotADirectoryError)):
@@ -139,13 +142,6 @@ class CheckpointDirectory:
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def _clean_up(self) -> None:
-        for pattern in (".step-*.json.*", ".shared-*"):
-            for torn in self.folder.glob(pattern):
-                torn.unlink(missing_ok=True)
-        for name in {part.name.split(".")[1] for part in self.folder.glob(".step-*.part")}:
-            finish_write(self.folder / f"{name}.pt")
 
 
 def check_shared(folder: Path, rank_info: RankInfo) -> None:
@@ -235,11 +231,6 @@ def read_again(read: Callable[[], T]) -> T:
             if not tries or error.errno not in PASSING_ERRORS:
                 raise
         time.sleep(READ_PAUSE_S)
-
-
-def log_warning(message: str) -> None:
-    """Print a warning about a checkpoint."""
-    print(f"ddptrain: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _may_be_best(path: Path) -> bool:

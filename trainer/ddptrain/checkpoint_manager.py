@@ -10,10 +10,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,23 +38,25 @@ from ddptrain.checkpoint_directory import (
     CheckpointDirectory,
     checkpoint_path,
     first_whole,
-    log_warning,
     read_again,
     read_checkpoint,
     step_of,
 )
 from ddptrain.config import CheckpointOptions, shaping_options
 from ddptrain.distributed import RankInfo, agree, broadcast, broadcast_state, gather
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_warning, os_errors
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.optimizer import match_strides
-from ddptrain.training_state import Stateful, TrainingState
+from ddptrain.training_state import TrainingState
 from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.object_store import ObjectStore, StoreError, Uploader
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
 
 STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
 POLL_S = 0.05
@@ -87,16 +89,14 @@ class CheckpointManager:
         self._saver: CheckpointSaver | None = None
         self._sharding, options = state.sharding, state.options.checkpoints
         self._path = partial(checkpoint_path, options.folder)
-        warn, shard = log_warning, None if self._sharding is None else self._sharding.shard
+        shard = None if self._sharding is None else self._sharding.shard
         if directory is not None:
             check = check_files if self._sharding is None else self._check_files
             self._finder = CheckpointFinder(
-                directory=directory, options=options, metrics=metrics, warn=warn, check=check
+                directory=directory, options=options, metrics=metrics, warn=log_warning, check=check
             )
         if directory is not None or shard is not None:
-            self._saver = CheckpointSaver(
-                directory, options, metrics, events=events, warn=warn, on_wait=on_wait, shard=shard
-            )
+            self._saver = CheckpointSaver(directory, options, metrics, events, log_warning, on_wait, shard)
 
     def resume(self) -> tuple[Path, int, int | None] | None:
         """Load the checkpoint that ``--resume`` selects, on every rank. Raises TrainError.
@@ -172,9 +172,8 @@ class CheckpointManager:
         try:
             store = ObjectStore(options.store)
             store.write_index(store.checkpoints())  # if it cannot be written, this is reported now
-            store.fetch_newest(directory.folder, (step_of(here[-1]) or 0) if here else None, log_warning)
-        except OSError as error:
-            raise TrainError(Exit.CANNOT_WRITE, f"{directory.folder} cannot be written: {error.strerror}") from None
+            with os_errors(Exit.CANNOT_WRITE, f"{directory.folder} cannot be written"):
+                store.fetch_newest(directory.folder, (step_of(here[-1]) or 0) if here else None, log_warning)
         except StoreError as error:
             if not here or error.code == Exit.CONFIG:
                 raise TrainError(error.code, str(error)) from None
@@ -254,7 +253,7 @@ def _map_parts(path: Path, rank_info: RankInfo) -> dict[str, Any]:
         raise TrainError(Exit.NO_INPUT, message, hint="give a path that all nodes share") from None
 
 
-def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
+def _load_part(path: Path, name: str, part: "Stateful", values: dict[str, Any] | None) -> None:
     if values is None and isinstance(part, torch.amp.GradScaler):
         return  # the checkpoint was trained in another precision: fp16 begins with a new scale
     try:
@@ -299,11 +298,8 @@ class CheckpointFinder:
         return selected
 
     def _checkpoints(self) -> list[Path]:
-        try:
+        with os_errors(Exit.NO_INPUT, f"--checkpoint-dir {self.directory.folder} cannot be read"):
             return read_again(self.directory.checkpoints)
-        except OSError as error:
-            message = f"--checkpoint-dir {self.directory.folder} cannot be read: {error.strerror}"
-            raise TrainError(Exit.NO_INPUT, message) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
         """Return the first complete checkpoint, and rename the corrupt ones before it. Raises TrainError.
@@ -379,128 +375,6 @@ class CheckpointFinder:
         self.warn(f"{path} was trained with {changes}; continuing (--allow-changed-config)")
 
 
-class CheckpointSaver:
-    """Writes checkpoints, one at a time. A thread writes a copy of the state, so the training loop waits only for the
-    copy.
-
-    If a write fails, ``warn`` is called with one line. The training continues, and the previous checkpoint stays valid.
-    ``on_wait`` is called with the step number while the training loop waits for the disk. Only rank 0 has a
-    ``directory``.
-    """
-
-    def __init__(
-        self,
-        directory: CheckpointDirectory | None,
-        options: CheckpointOptions,
-        metrics: Metrics,
-        *,
-        events: EventLog,
-        warn: Callable[[str], None],
-        on_wait: Callable[[int], None] = lambda _: None,
-        shard: Shard | None = None,
-    ) -> None:
-        self._shard = None if shard is None else Shard(number=shard.number, gather=partial(self._gather, shard))
-        self._directory = directory
-        self._options = options
-        self._metrics = metrics
-        self._events = events
-        self._warn = warn
-        self._on_wait = on_wait
-        self._snapshot = Snapshot()
-        self._writing: threading.Thread | None = None
-        self._written_at = 0.0
-        self._waited_s = 0.0  # how long the loop waited for the copy
-        self._saved_at = time.monotonic()
-        self.newest: Path | None = None  # the last checkpoint that was written or resumed from
-        self.uploader: Uploader | None = None
-
-    def is_due(self, step: int) -> bool:
-        """Return whether the options require a checkpoint in the middle of an epoch, after this step."""
-        every, minutes = self._options.every, self._options.minutes
-        return bool((every and step % every == 0) or (minutes and time.monotonic() - self._saved_at >= 60 * minutes))
-
-    def save(self, step: int, parts: Mapping[str, Any], shaping: Mapping[str, Any], accuracy: float | None) -> None:
-        """Copy the state, and start to write the copy."""
-        if not self.wait_for_write(step):
-            self.skip(step)
-            return
-        began = self._saved_at = time.monotonic()
-        checkpoint = Checkpoint(step=step, shaping=shaping, parts=self._snapshot.take(parts), accuracy=accuracy)
-        self._on_write()
-        self._waited_s = time.monotonic() - began
-        self._writing = threading.Thread(target=self._write, args=(checkpoint, began), daemon=True, name="checkpoint")
-        self._writing.start()
-
-    def skip(self, step: int) -> None:
-        """Report that this step gets no checkpoint, because the disk of a rank does not respond."""
-        self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "io")
-        self._failed(step, f"the previous checkpoint has been waiting for the disk for {STUCK_S:g} s")
-
-    def wait_for_write(self, step: int | None = None) -> bool:
-        """Wait until the current write is on the disk or has failed. Return False if the disk does not respond.
-
-        ``step`` is passed to ``on_wait``. If it is None, the training has ended, and ``on_wait`` is not called.
-        """
-        while self._writing is not None and self._writing.is_alive():
-            if time.monotonic() - self._written_at > STUCK_S:
-                return False
-            self._writing.join(POLL_S)
-            if step is not None:
-                self._on_wait(step)
-        self._writing = None
-        return True
-
-    def _write(self, checkpoint: Checkpoint, began: float) -> None:
-        folder = self._options.folder if self._directory is None else self._directory.folder
-        path = checkpoint_path(folder, checkpoint.step)
-        try:
-            self._snapshot.wait()
-            size_bytes = write_checkpoint(path, checkpoint, on_write=self._on_write, shard=self._shard)
-        except Exception as error:  # a failed checkpoint does not end the training
-            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
-            self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "enospc" if full else "io")
-            reason = error.strerror if isinstance(error, OSError) else error
-            self._failed(checkpoint.step, f"{path}: {reason}")
-            return
-        self.newest = path
-        if self._directory is None:
-            return
-        step, seconds = checkpoint.step, time.monotonic() - began
-        facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
-        self._metrics.checkpoint("save", seconds=seconds, step=step, written_at=time.time(), size_bytes=size_bytes)
-        self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
-        if self.uploader:
-            _upload(self.uploader, path)
-        self._delete_old(self._directory, path)
-
-    def _delete_old(self, directory: CheckpointDirectory, written: Path) -> None:
-        """Delete old checkpoints. A failure is no failure of the checkpoint ``written``, which is on the disk."""
-        try:
-            retained = directory.delete_old(keep=self._options.keep, keep_best=self._options.keep_best, written=written)
-        except OSError as error:
-            self._warn(f"an old checkpoint cannot be deleted: {error.filename}: {error.strerror}")
-        else:
-            self._metrics.gauge(catalogue.CHECKPOINTS_RETAINED, retained)
-
-    def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
-        """Exchange the results of the writers. The timeout of their process group limits this exchange.
-
-        ``wait_for_write`` does not count the duration of this exchange as time in which the disk does not respond.
-        """
-        self._written_at = math.inf
-        try:
-            return shard.gather(value)
-        finally:
-            self._on_write()
-
-    def _failed(self, step: int, reason: str) -> None:
-        self._warn(f"no checkpoint of step {step}: {reason}")
-        self._events.emit("checkpoint_failed", step=step, message=reason)
-
-    def _on_write(self) -> None:
-        self._written_at = time.monotonic()
-
-
 class Snapshot:
     """Copies a nested state to buffers on the CPU, which are reused. Tensors from a GPU are copied to pinned memory.
 
@@ -537,3 +411,111 @@ class Snapshot:
         """Wait until the copies are complete. Any thread may call this."""
         if self._copied is not None:
             self._copied.synchronize()
+
+
+@dataclass
+class CheckpointSaver:
+    """Writes checkpoints, one at a time. A thread writes a copy of the state, so the training loop waits only for the
+    copy.
+
+    If a write fails, ``warn`` is called with one line. The training continues, and the previous checkpoint stays valid.
+    ``on_wait`` is called with the step number while the training loop waits for the disk.
+    """
+
+    directory: CheckpointDirectory | None  # None on all ranks except rank 0
+    options: CheckpointOptions
+    metrics: Metrics
+    events: EventLog
+    warn: Callable[[str], None]
+    on_wait: Callable[[int], None] = lambda _: None
+    shard: Shard | None = None
+    uploader: Uploader | None = None
+    newest: Path | None = None  # the last checkpoint that was written or resumed from
+    _snapshot: Snapshot = field(default_factory=Snapshot)
+    _writing: threading.Thread | None = None
+    _written_at: float = 0.0
+    _waited_s: float = 0.0  # how long the loop waited for the copy
+    _saved_at: float = field(default_factory=time.monotonic)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the options require a checkpoint in the middle of an epoch, after this step."""
+        every, minutes = self.options.every, self.options.minutes
+        return bool((every and step % every == 0) or (minutes and time.monotonic() - self._saved_at >= 60 * minutes))
+
+    def save(self, step: int, parts: Mapping[str, Any], shaping: Mapping[str, Any], accuracy: float | None) -> None:
+        """Copy the state, and start to write the copy."""
+        if not self.wait_for_write(step):
+            self.skip(step)
+            return
+        began = self._saved_at = time.monotonic()
+        checkpoint = Checkpoint(step=step, shaping=shaping, parts=self._snapshot.take(parts), accuracy=accuracy)
+        self._on_write()
+        self._waited_s = time.monotonic() - began
+        self._writing = threading.Thread(target=self._write, args=(checkpoint, began), daemon=True, name="checkpoint")
+        self._writing.start()
+
+    def skip(self, step: int) -> None:
+        """Report that this step gets no checkpoint, because the disk of a rank does not respond."""
+        self.metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "io")
+        self._failed(step, f"the previous checkpoint has been waiting for the disk for {STUCK_S:g} s")
+
+    def wait_for_write(self, step: int | None = None) -> bool:
+        """Wait until the current write is on the disk or has failed. Return False if the disk does not respond.
+
+        ``step`` is passed to ``on_wait``. If it is None, the training has ended, and ``on_wait`` is not called.
+        """
+        while self._writing is not None and self._writing.is_alive():
+            if time.monotonic() - self._written_at > STUCK_S:
+                return False
+            self._writing.join(POLL_S)
+            if step is not None:
+                self.on_wait(step)
+        self._writing = None
+        return True
+
+    def _write(self, checkpoint: Checkpoint, began: float) -> None:
+        folder = self.options.folder if self.directory is None else self.directory.folder
+        path = checkpoint_path(folder, checkpoint.step)
+        try:
+            self._snapshot.wait()
+            shard = None if self.shard is None else replace(self.shard, gather=self._gather)
+            size_bytes = write_checkpoint(path, checkpoint, on_write=self._on_write, shard=shard)
+        except Exception as error:  # a failed checkpoint does not end the training
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+            self.metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "enospc" if full else "io")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._failed(checkpoint.step, f"{path}: {reason}")
+            return
+        self.newest = path
+        if self.directory is None:
+            return
+        step, seconds = checkpoint.step, time.monotonic() - began
+        facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
+        self.metrics.checkpoint("save", seconds=seconds, step=step, written_at=time.time(), size_bytes=size_bytes)
+        self.events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
+        if self.uploader:
+            _upload(self.uploader, path)
+        try:
+            retained = self.directory.delete_old(keep=self.options.keep, keep_best=self.options.keep_best, written=path)
+        except OSError as error:  # no failure of this checkpoint, which is on the disk
+            self.warn(f"an old checkpoint cannot be deleted: {error.filename}: {error.strerror}")
+        else:
+            self.metrics.gauge(catalogue.CHECKPOINTS_RETAINED, retained)
+
+    def _gather(self, value: Any) -> list[Any] | None:
+        """Exchange the results of the writers. The timeout of their process group limits this exchange.
+
+        ``wait_for_write`` does not count the duration of this exchange as time in which the disk does not respond.
+        """
+        self._written_at = math.inf
+        try:
+            return self.shard.gather(value) if self.shard else None
+        finally:
+            self._on_write()
+
+    def _failed(self, step: int, reason: str) -> None:
+        self.warn(f"no checkpoint of step {step}: {reason}")
+        self.events.emit("checkpoint_failed", step=step, message=reason)
+
+    def _on_write(self) -> None:
+        self._written_at = time.monotonic()

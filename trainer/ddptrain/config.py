@@ -11,12 +11,13 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from ddptrain.recipes import RECIPES, RecipeError, read_recipe, recipe_names
+from ddptrain.recipes import RECIPES, read_recipe, recipe_names
 from ddpwire import commandline, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
@@ -46,9 +47,7 @@ def option(default: Any = MISSING, *, shapes: bool = False, flag: str = "", **ar
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": argument})
 
 
-def shaping(default: Any = MISSING, **rest: Any) -> Any:
-    """Return the field of an option that affects the weights. See `option`."""
-    return option(default, shapes=True, **rest)
+shaping = partial(option, shapes=True)
 
 
 def flag_of(item: Field[Any]) -> str:
@@ -61,36 +60,26 @@ def key_of(item: Field[Any]) -> str:
     return flag_of(item).removeprefix("--").replace("-", "_")
 
 
-def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return an argparse type for whole numbers from ``lowest`` to ``highest``."""
-
-    def parse_whole(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = lowest - 1
-        if not lowest <= value <= highest:
-            limits = f"from {lowest} to {highest}" if value > highest else f"of at least {lowest}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {limits}")
-        return value
-
-    return parse_whole
-
-
-def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
+def number(kind: type[int] | type[float], lowest: float, below: float = math.inf) -> Callable[[str], Any]:
     """Return an argparse type for numbers of at least ``lowest`` and less than ``below``."""
 
-    def parse_real(text: str) -> float:
+    def parse_number(text: str) -> float:
         try:
-            value = float(text)
+            value = kind(text)
         except ValueError:
             value = math.nan
         if not lowest <= value < below:
-            upper = "" if below == math.inf else f" and less than {below:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {lowest:g}{upper}")
+            upper = f" and less than {below:,}" if value >= below else ""
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a {'whole ' if kind is int else ''}number of at least {lowest:g}{upper}"
+            )
         return value
 
-    return parse_real
+    return parse_number
+
+
+whole = partial(number, int, below=2**63)
+real = partial(number, float)
 
 
 def image_shape(text: str) -> tuple[int, int, int]:
@@ -298,9 +287,9 @@ class RankOptions:
     init_method: str = option("env://", metavar="URL")
     """rendezvous of the ranks: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, or file:///PATH of a new file
     that all ranks can access"""
-    spawn: Annotated[int, whole(1, 1024)] = option(1)
+    spawn: Annotated[int, whole(1, below=1025)] = option(1)
     """start N ranks on this machine with torch.multiprocessing"""
-    timeout_s: Annotated[int, whole(1, 100_000_000)] = option(300, flag="--timeout", metavar="SECONDS")
+    timeout_s: Annotated[int, whole(1, below=100_000_001)] = option(300, flag="--timeout", metavar="SECONDS")
     """time-out of the rendezvous, of the download of data by another rank, and of collectives"""
     strategy: str = option("ddp", choices=("ddp", *SHARDED, "dp", "single"))
     """ddp: DistributedDataParallel; fsdp: parameters, gradients and optimizer state sharded over all ranks; hybrid:
@@ -417,28 +406,28 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
     name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
     if "://" in given.get("checkpoint_dir", ""):
         given["checkpoint_store"] = given.pop("checkpoint_dir")
-    values = _recipe_values(name, parser) | _environment_values(environ, parser) | given
+    try:
+        recipe = read_recipe(name)
+    except ValueError as error:
+        parser.error(f"argument --recipe: {error}")
+    parser.source = f"recipe {name}: "
+    values = vars(parser.parse_args(recipe))
+    parser.source = ""
+    values |= {key: environ[variable] for key, variable in _VARIABLES.items() if environ.get(variable)}
+    if values.get("device", "auto") not in DEVICES:
+        parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
+    values |= given
     if "checkpoint_dir" in values:
         values["checkpoint_dir"] = Path(values["checkpoint_dir"])
     required = [item for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
     if missing := sorted(flag_of(item) for item in required if key_of(item) not in values):
-        names_of_missing = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
-        parser.error(f"recipe {name}: {names_of_missing} {'are' if missing[1:] else 'is'} not given")
-    groups = {}
-    for group, kind in GROUPS.items():
-        groups[group] = kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
-    return Options(**groups)
-
-
-def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
-    try:
-        arguments = read_recipe(name)
-    except RecipeError as error:
-        parser.error(f"argument --recipe: {error}")
-    parser.source = f"recipe {name}: "
-    values = vars(parser.parse_args(arguments))
-    parser.source = ""
-    return values
+        parser.error(f"recipe {name} has no value for {', '.join(missing)}")
+    return Options(
+        **{
+            group: kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
+            for group, kind in GROUPS.items()
+        }
+    )
 
 
 def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
@@ -457,13 +446,6 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
         values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
         values |= {"bucket_mb": options.ranks.bucket_mb, "strategy": options.ranks.strategy}
     return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
-
-
-def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str, Any]:
-    values: dict[str, Any] = {key: environ[name] for key, name in _VARIABLES.items() if environ.get(name)}
-    if values.get("device", "auto") not in DEVICES:
-        parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
-    return values
 
 
 def _parser(*, quiet: bool) -> Parser:

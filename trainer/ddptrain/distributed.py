@@ -7,7 +7,6 @@ exchange values on the CPU, so that no GPU waits for the exchange. ``World.data_
 import os
 import re
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -26,7 +25,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddptrain.checkpoint import map_tensors
 from ddptrain.config import SHARDED, Options, RankOptions
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_error
 from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT, usable_cores
@@ -103,12 +102,12 @@ def needs_master(options: RankOptions) -> bool:
 def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[str, str]:
     if options.backend == "mpi" and names.RANK not in environ:
         environ = {**environ, **{name: environ[mpi] for name, mpi in _OPEN_MPI_NAMES.items() if mpi in environ}}
-    given = {names.RANK: options.rank, names.WORLD_SIZE: options.world_size}
-    for name, value in given.items():
+    for name, value in ((names.RANK, options.rank), (names.WORLD_SIZE, options.world_size)):
         if value is not None and environ.get(name, str(value)) != str(value):
             flag = "--" + name.lower().replace("_", "-")
-            raise _conflict(f"{flag} {value}, but {name}={environ[name]}", hint="give only one of them")
-    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
+            raise config_error(f"{flag} {value}, but {name}={environ[name]}", hint="give only one of them", rank=None)
+        environ = environ if value is None else {**environ, name: str(value)}
+    return environ
 
 
 def _number(environ: Mapping[str, str], name: str, *, default: int | None = None) -> int:
@@ -173,10 +172,10 @@ def _meeting_point(options: RankOptions) -> str:
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
     """If the ``with`` block takes longer than ``seconds``, print that this rank is waiting for the other ranks."""
     line = (
-        f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits up to {options.timeout_s:g} s (--timeout) for the "
+        f"rank {rank_info.rank} of {rank_info.size} waits up to {options.timeout_s:g} s (--timeout) for the "
         f"other ranks at {_meeting_point(options)}"
     )
-    timer = threading.Timer(seconds, lambda: print(line, file=sys.stderr, flush=True))
+    timer = threading.Timer(seconds, log_error, [line])
     timer.daemon = True
     timer.start()
     try:
@@ -200,7 +199,7 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
                 message = f"{failure}; gave up after {timeout_s:g} s (--timeout)"
                 raise TrainError(Exit.UNAVAILABLE, message, rank=None) from None
             if not logged:
-                print(f"ddptrain: {failure}; trying again for up to {timeout_s:g} s", file=sys.stderr, flush=True)
+                log_error(f"{failure}; trying again for up to {timeout_s:g} s")
             logged = True
             time.sleep(min(1.0, timeout_s))
 
@@ -214,16 +213,12 @@ def torch_cpp_log_off() -> Iterator[None]:
     if CPP_LOG_LEVEL in os.environ:
         yield
         return
-    _set_cpp_log_level("FATAL")
+    set_cpp_log_level("FATAL", torch.__file__)
     try:
         yield
     finally:
-        _set_cpp_log_level("WARNING")  # torch's own default
-
-
-def _set_cpp_log_level(level: str) -> None:
-    set_cpp_log_level(level, torch.__file__)
-    del os.environ[CPP_LOG_LEVEL]
+        set_cpp_log_level("WARNING", torch.__file__)  # torch's own default
+        del os.environ[CPP_LOG_LEVEL]
 
 
 def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> World:
@@ -242,8 +237,8 @@ def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> W
     )
 
 
-def choose_device(rank_info: RankInfo, name: str) -> torch.device:
-    """Return the rank's GPU, or the CPU. Raises TrainError."""
+def take_device(rank_info: RankInfo, name: str) -> torch.device:
+    """Return the rank's GPU, which becomes the current device of this process, or the CPU. Raises TrainError."""
     num_gpus = torch.cuda.device_count() if name != "cpu" else 0
     if num_gpus == 0 and name == "cuda":
         raise config_error("--device cuda, but torch sees no GPU here; --device auto would use the CPU")
@@ -253,19 +248,13 @@ def choose_device(rank_info: RankInfo, name: str) -> torch.device:
         raise config_error(
             f"local rank {rank_info.local_rank} has no GPU: torch sees {num_gpus} here; start fewer ranks"
         )
-    return torch.device("cuda", rank_info.local_rank)
-
-
-def take_device(rank_info: RankInfo, name: str) -> torch.device:
-    """Return the rank's device. A GPU becomes the current device of this process. Raises TrainError."""
-    device = choose_device(rank_info, name)
-    if device.type == "cuda":
-        try:
-            torch.cuda.set_device(device)
-        except RuntimeError as error:  # such as a driver older than torch's CUDA
-            reason = str(error).partition("\n")[0].rstrip(".")
-            message = f"rank {rank_info.rank} cannot use GPU {device.index} here: {reason}"
-            raise config_error(message, hint="--device cpu trains without a GPU") from error
+    device = torch.device("cuda", rank_info.local_rank)
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:  # such as a driver older than torch's CUDA
+        reason = str(error).partition("\n")[0].rstrip(".")
+        message = f"rank {rank_info.rank} cannot use GPU {device.index} here: {reason}"
+        raise config_error(message, hint="--device cpu trains without a GPU") from error
     return device
 
 
@@ -294,16 +283,14 @@ def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
 
     If ``action`` fails on several ranks, the error of the lowest rank is raised. Every rank must call this.
     """
-    failure: TrainError | None = None
+    failure: dict[str, Any] | None = None
     try:
         result = action()
     except TrainError as error:
-        failure = error
-    mine = None if failure is None else (int(failure.code), failure.message, failure.hint, dict(failure.fields))
-    for rank, failed in enumerate(gather(rank_info, mine)):
+        failure = {"code": error.code, "message": error.message, "hint": error.hint, **error.fields}
+    for rank, failed in enumerate(gather(rank_info, failure)):
         if failed is not None:
-            code, message, hint, fields = failed
-            raise TrainError(Exit(code), message, hint=hint, rank=rank, **fields)
+            raise TrainError(**failed, rank=rank)
     return result
 
 
@@ -396,36 +383,30 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
     """Raise TrainError on every rank if options cannot be combined."""
-    ranks, compile_mode, accumulates = options.ranks, options.machine.compile, options.training.accumulate > 1
+    ranks, compile_mode = options.ranks, options.machine.compile
+    is_sharded, is_dp, many = ranks.strategy in SHARDED, ranks.strategy == "dp", rank_info.size > 1
     strategy, compiled = f"--strategy {ranks.strategy}", f"--compile {compile_mode}"
-    if ranks.strategy in SHARDED:
-        given = {
-            "--compile": compile_mode != "off",
-            "--compress": ranks.compress != "none",
-            "--sync-bn": ranks.sync_bn,
-            "--static-graph": ranks.static_graph,
-            "--optimizer muon": options.optimizer.name == "muon",
-        }
-        if wrong := next((flag for flag, value in given.items() if value), None):
-            raise _conflict(f"{strategy} cannot be used with {wrong}", hint=f"give ddp, or leave out {wrong}")
-    elif ranks.strategy != "ddp" and rank_info.size > 1:
+    if many and ranks.strategy in ("dp", "single"):
         message = f"{strategy} is for one process, but this is one of {rank_info.size} ranks"
-        raise _conflict(message, hint="give ddp")
-    if ranks.static_graph and accumulates:
-        raise _conflict("--static-graph cannot be used with --accumulate", hint="leave one of them out")
-    if ranks.strategy == "dp" and options.model.recompute:  # the replicas would call the first replica's blocks
-        raise _conflict("--strategy dp cannot be used with --recompute", hint="give ddp, or leave out --recompute")
-    if compile_mode in CUDA_GRAPHS and accumulates:
-        # The gradients are in a CUDA graph's memory, which the next part overwrites: pytorch/pytorch#169545.
-        hint = "give --compile default, or leave out --accumulate"
-        raise _conflict(f"{compiled} cannot be used with --accumulate", hint=hint)
-    if compile_mode != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
+        raise config_error(message, hint="give ddp", rank=None)
+    if many and compile_mode != "off" and ranks.bucket_mb < 1:
         message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of at least 1 MB"
-        raise _conflict(message, hint="give at least 1, or --compile off")
-
-
-def _conflict(message: str, *, hint: str) -> TrainError:
-    return config_error(message, hint=hint, rank=None)
+        raise config_error(message, hint="give at least 1, or --compile off", rank=None)
+    accumulates = options.training.accumulate > 1
+    conflicts = (
+        (strategy, "--compile", is_sharded and compile_mode != "off"),
+        (strategy, "--compress", is_sharded and ranks.compress != "none"),
+        (strategy, "--sync-bn", is_sharded and ranks.sync_bn),
+        (strategy, "--static-graph", is_sharded and ranks.static_graph),
+        (strategy, "--optimizer muon", is_sharded and options.optimizer.name == "muon"),
+        (strategy, "--recompute", is_dp and options.model.recompute),  # replicas would call the first replica's blocks
+        ("--static-graph", "--accumulate", ranks.static_graph and accumulates),
+        # The gradients are in a CUDA graph's memory, which the next part overwrites: pytorch/pytorch#169545.
+        (compiled, "--accumulate", compile_mode in CUDA_GRAPHS and accumulates),
+    )
+    for first, second, is_conflict in conflicts:
+        if is_conflict:
+            raise config_error(f"{first} cannot be used with {second}", hint="leave one of them out", rank=None)
 
 
 def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
@@ -447,7 +428,18 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
         return DataParallel(model)
     if world.data_group is None:
         return model
-    ddp = wrap_in_ddp(model, world, options)
+    # The warning concerns weights of a one-channel convolution, whose memory is the same in both layouts.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        process_group=world.data_group,
+        bucket_cap_mb=options.bucket_mb,
+        gradient_as_bucket_view=options.bucket_view,
+        static_graph=options.static_graph,
+    )
+    if options.compress in _HOOKS:
+        ddp.register_comm_hook(world.data_group, _HOOKS[options.compress])
     if deterministic:
         lay_out_buckets(ddp)
     return ddp
@@ -465,23 +457,6 @@ class WithAutocast(nn.Module):
         """Return the model's output."""
         with self._autocast():
             return cast(Tensor, self.model(images_BCHW))
-
-
-def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> DistributedDataParallel:
-    """Return the model wrapped in DDP, which averages its gradients over the ranks."""
-    # The warning concerns weights of a one-channel convolution, whose memory is the same in both layouts.
-    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    ddp = DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        process_group=world.data_group,
-        bucket_cap_mb=options.bucket_mb,
-        gradient_as_bucket_view=options.bucket_view,
-        static_graph=options.static_graph,
-    )
-    if options.compress in _HOOKS:
-        ddp.register_comm_hook(world.data_group, _HOOKS[options.compress])
-    return ddp
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:

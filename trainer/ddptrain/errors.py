@@ -1,6 +1,8 @@
-"""The error type of the trainer, with a code, a message, a hint and fields."""
+"""The error type of the trainer, with a code, a message, a hint and fields, and the messages on stderr."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ddpwire.exits import Exit
@@ -26,3 +28,22 @@ class TrainError(Exception):
 def config_error(message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> TrainError:
     """Return the error for options that contradict each other or do not suit the machine or the data."""
     return TrainError(Exit.CONFIG, message, hint=hint, rank=rank, **fields)
+
+
+@contextmanager
+def os_errors(code: Exit, message: str, *, hint: str = "") -> Iterator[None]:
+    """Raise TrainError if the ``with`` block raises OSError. The system's reason is added to ``message``."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainError(code, f"{message}: {error.strerror or error}", hint=hint) from error
+
+
+def log_error(message: str) -> None:
+    """Print a line on stderr."""
+    print(f"ddptrain: {message}", file=sys.stderr, flush=True)
+
+
+def log_warning(message: str) -> None:
+    """Print a warning on stderr."""
+    log_error(f"warning: {message}")

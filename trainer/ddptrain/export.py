@@ -1,13 +1,14 @@
 """``ddptrain export``: write the weights of a checkpoint to a plain file that can be read without ddptrain."""
 
 import contextlib
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddptrain.config import Parser
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_warning, os_errors
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, RECORD, write_atomic
 
@@ -46,7 +47,21 @@ def main(arguments: Sequence[str]) -> int:
 
     path, checkpoint = choose_checkpoint(given.source, best=given.best)
     name, weights = read_part(path, checkpoint, given.part)
-    _write(given.target, weights)
+    if given.target.suffix == ".pt":
+        import torch
+
+        buffer = io.BytesIO()
+        torch.save(weights, buffer)
+        data = buffer.getvalue()
+    else:
+        try:
+            from safetensors.torch import save
+        except ImportError:
+            hint = "pip install safetensors, or export a .pt"
+            raise TrainError(Exit.NO_INPUT, "safetensors is not installed", hint=hint) from None
+        data = save({name: tensor.contiguous() for name, tensor in weights.items()})
+    with os_errors(Exit.CANNOT_WRITE, f"{given.target} cannot be written"):
+        write_atomic(given.target, data)
     # If there are averaged weights, the accuracy is theirs.
     accuracy = None if name == "model" and "ema" in checkpoint.parts else checkpoint.accuracy
     tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
@@ -75,9 +90,11 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
     warning for each checkpoint that would be preferred but cannot be used.
     """
     from ddptrain.checkpoint import first_file  # imports torch
-    from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
+    from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints
 
-    folder = _folder_of_run(source) or source
+    folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the folder of a run may name another run's
+        folder = Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     if not folder.is_dir() and not source.is_file():
         raise TrainError(Exit.NO_INPUT, f"'{source}': no such file or folder")
     paths = [first_file(source)] if source.is_file() else list_checkpoints(folder)
@@ -94,33 +111,3 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
     for path, error in bad.items():
         log_warning(f"{path} is skipped: {error.message}")
     return selected
-
-
-def _folder_of_run(source: Path) -> Path | None:
-    """Return the checkpoint directory of a run's folder, which may be that of an earlier run, else None."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
-    return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None
-
-
-def _write(target: Path, weights: dict[str, Any]) -> None:
-    import io
-
-    import torch
-
-    try:
-        if target.suffix == ".pt":
-            buffer = io.BytesIO()
-            torch.save(weights, buffer)
-            data = buffer.getvalue()
-        else:
-            try:
-                from safetensors.torch import save
-            except ImportError:
-                raise TrainError(
-                    Exit.NO_INPUT, "safetensors is not installed: pip install safetensors, or export a .pt"
-                ) from None
-            data = save({name: tensor.contiguous() for name, tensor in weights.items()})
-        write_atomic(target, data)
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"{target} cannot be written: {error.strerror}") from None

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import os
 import resource
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddptrain import debugging
+from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, StopVote, open_progress
 from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
 from ddptrain.checkpoint_manager import CheckpointManager
@@ -39,7 +38,7 @@ from ddptrain.distributed import (
     read_rank_info,
     set_up_torch,
 )
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_error
 from ddptrain.goodput import Goodput, lost_before, steps_before
 from ddptrain.memory_estimate import warn_if_too_large
 from ddptrain.metrics import Metrics, open_metrics
@@ -63,6 +62,7 @@ from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 from ddpwire.run_files import write_error
 from ddpwire.signals import Signals
 
+RECORDS = 2000  # collectives that the flight recorder keeps, with --debug
 _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 
 
@@ -80,11 +80,11 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
     except TrainError as error:
         write_error(f"ddptrain: {error}", environ)
         if error.rank in (None, rank_info.rank):
-            _log_error(str(error))
+            log_error(str(error))
         return error.code
     except Exception as error:
         if options.callbacks.debug and rank_info.size > 1:
-            debugging.dump_collectives(rank_info.rank, Path(), log=_log_error)
+            _dump_collectives(rank_info.rank)
         if is_lost_peer(error):
             if is_timeout(error):
                 metrics.count(catalogue.COLLECTIVE_TIMEOUTS)
@@ -104,7 +104,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
                 write_error(f"ddptrain: rank {rank_info.rank}: {type(error).__name__}: {error}", environ)
                 return Exit.SOFTWARE
         write_error(f"ddptrain: rank {rank_info.rank} {line}", environ)
-        _log_error(f"rank {rank_info.rank} {line}")
+        log_error(f"rank {rank_info.rank} {line}")
         return code
 
 
@@ -121,7 +121,7 @@ def _train(
     check_strategy(options, rank_info)
     set_up_torch(rank_info, environ, deterministic=options.machine.deterministic)
     if options.callbacks.debug:
-        debugging.set_up()
+        _turn_on_debugging()
     join_ranks(rank_info, options.ranks)
     world = make_world(rank_info, options.machine.device, options.ranks)
     directory = _open_directory(options, rank_info)
@@ -132,7 +132,7 @@ def _train(
     data = _load_data(options, rank_info, metrics)
     warn_if_too_large(options, world, getattr(data, "shape", None), batch_size)
     state = agree(rank_info, lambda: build_training_state(options, world, data, batch_size=batch_size))
-    progress = open_progress(first=rank_info.is_first, environ=environ, noun=data.noun)
+    progress = open_progress(first=rank_info.is_first, environ=environ)
     progress.log(start_message(state))
 
     # A sharded optimizer cannot skip a step by a flag on the GPU, so each step waits for the norm of its gradient.
@@ -174,7 +174,7 @@ def _train(
         guard=guard,
         stragglers=StragglerDetector(rank_info.rank, rank_info.size, on_event=log_straggler),
         tracer=Tracer(
-            options.callbacks.profile, options.callbacks.profile_dir / f"rank-{rank_info.rank}.json", log=_log_error
+            options.callbacks.profile, options.callbacks.profile_dir / f"rank-{rank_info.rank}.json", log=log_error
         ),
         progress=progress,
         ddp=find_ddp(state.ddp),
@@ -219,7 +219,7 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
     try:
         return Heart(environ.get(HEARTBEAT_FILE))
     except OSError as error:
-        _log_error(f"training without a heartbeat for ddprun: {error}")
+        log_error(f"training without a heartbeat for ddprun: {error}")
         return Heart(None)
 
 
@@ -273,8 +273,40 @@ def _save_and_report(
     )
 
 
-def _log_error(message: str) -> None:
-    print(f"ddptrain: {message}", file=sys.stderr, flush=True)
+def _turn_on_debugging() -> None:
+    """Turn on torch's tools that show why ranks disagree, hang or compute NaN. They slow the training down.
+
+    Call this before the process group is created. The user's environment takes precedence.
+    """
+    given = {
+        # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
+        "TORCH_DISTRIBUTED_DEBUG": "INFO",
+        "TORCH_CPP_LOG_LEVEL": "INFO",
+        "TORCH_SHOW_CPP_STACKTRACES": "1",
+        "TORCH_FR_BUFFER_SIZE": str(RECORDS),
+        "TORCH_FR_DUMP_TEMP_FILE": "flight-recorder-",  # NCCL adds the rank
+        "TORCH_FR_DUMP_ON_TIMEOUT": "1",
+        "NCCL_DEBUG": "WARN",
+    }
+    for name, value in given.items():
+        os.environ.setdefault(name, value)
+    dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch may have been imported long before
+    torch.autograd.set_detect_anomaly(True, check_nan=False)  # only tracebacks: NonFiniteGuard finds NaN
+
+
+def _dump_collectives(rank: int) -> None:
+    """Write the last collectives of this rank to a file. Only gloo needs this. NCCL writes such files itself."""
+    dump = compat.flight_recorder_dump()
+    if dump is None:
+        return
+    path = Path(f"flight-recorder-{rank}.json")
+    try:
+        trace = dump()
+        path.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
+    except (OSError, RuntimeError) as error:
+        log_error(f"cannot write the last collectives of rank {rank}: {error}")
+    else:
+        log_error(f"wrote the last collectives of rank {rank} to {path}")
 
 
 def start_message(state: TrainingState) -> str:

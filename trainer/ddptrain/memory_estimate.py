@@ -7,13 +7,12 @@ import argparse
 import contextlib
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddptrain.config import MODELS, SHARDED, TEXT_MODEL, ModelOptions, Options, Parser, RankOptions, image_shape, whole
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_warning
 from ddpwire.exits import Exit
 from ddpwire.machine import GIB, MIB
 
@@ -204,23 +203,25 @@ def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | Non
     with contextlib.suppress(TrainError, RuntimeError):  # what is wrong with the model is an error when it is built
         fits, text = _answer(given, memory, "...")
         if not fits:
-            print(f"ddptrain: warning: too little GPU memory for {text}", file=sys.stderr, flush=True)
+            log_warning(f"too little GPU memory for {text}")
 
 
 def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tuple[bool, str]:
-    if given.model is not None:
-        case, name = _measure_model(given)
-    else:
-        case = TrainingSize(
-            num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
-        )
-        name = f"{given.params:,.0f} parameters"
     wrapped, num_shards = {
         "ddp": ("DistributedDataParallel", 1),
         "fsdp": ("FSDP", given.ranks),
         "hybrid": ("hybrid FSDP", given.ranks_per_node),
     }[given.strategy]
-    case = replace(case, shards_all=num_shards)
+    case = TrainingSize(
+        num_parameters=given.params or 0,
+        optimizer=given.optimizer,
+        dtype=given.dtype,
+        bucket_view=given.bucket_view,
+        shards_all=num_shards,
+    )
+    name = f"{case.num_parameters:,.0f} parameters"
+    if given.model is not None:
+        case, name = _measure_model(given, case)
     title = f"{name}, {given.optimizer}, {given.dtype}, {wrapped}"
     text = estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=options)
     return case.total() <= memory, text
@@ -272,8 +273,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
-    """Return a model's size and its description. Its activations are measured on the meta device."""
+def _measure_model(given: argparse.Namespace, case: TrainingSize) -> tuple[TrainingSize, str]:
+    """Return ``case`` with a model's size, and its description. Its activations are measured on the meta device."""
     import torch
 
     from ddptrain.data.base import ImageShape
@@ -298,11 +299,9 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
     recomputed = activation_bytes(model, batch)
     recomputed += (kept - recomputed) // max(1, len(blocks))  # plus the activations of one recomputed layer
     count = sum(parameter.numel() for parameter in model.parameters())
-    case = TrainingSize(
+    case = replace(
+        case,
         num_parameters=count,
-        optimizer=given.optimizer,
-        dtype=given.dtype,
-        bucket_view=given.bucket_view,
         activations=kept,
         batch_size=given.batch_size,
         largest_layer=max([count - sum(blocks), *blocks]),

@@ -4,12 +4,12 @@ prometheus_client writes them to files in a folder that ddprun sets, and ddprun 
 nothing is written, and prometheus_client is not imported.
 """
 
-import sys
 import time
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from ddptrain.errors import log_error
 from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.metrics import Metric
@@ -155,5 +155,5 @@ def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:
     try:
         return Metrics(environ.get(names.PROMETHEUS_MULTIPROC_DIR, ""), first=first)
     except (ImportError, OSError) as error:
-        print(f"ddptrain: training without metrics: {error}", file=sys.stderr)
+        log_error(f"training without metrics: {error}")
         return Metrics()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ddptrain.cifarnet import CifarNet
 from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
 from ddptrain.data.base import ImageShape, connect_timeout, torchvision_module
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, os_errors
 from ddptrain.gpt import GPT
 from ddpwire import locks
 from ddpwire.exits import Exit
@@ -233,7 +233,11 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
             warnings.simplefilter("ignore")  # some models warn about their initialisation
             model: nn.Module = torchvision_module("models").get_model(plain, weights=None, **options)
             if small_stem:
-                _make_stem_small(model, name)
+                first = getattr(model, "conv1", None)
+                if not isinstance(first, nn.Conv2d) or not hasattr(model, "maxpool"):
+                    raise config_error(f"--stem small is for ResNets, not for {name}")
+                model.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 3, padding=1, bias=False)
+                model.maxpool = nn.Identity()
             return model.to(device)
 
     try:
@@ -245,20 +249,16 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
     return model if shape.channels == 3 else ThreeChannels(model)
 
 
-def _make_stem_small(model: nn.Module, name: str) -> None:
-    """Replace the stem with a 3x3 convolution without pooling. Raises TrainError if the model is not a ResNet."""
-    old = getattr(model, "conv1", None)
-    if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
-        raise config_error(f"--stem small is for ResNets, not for {name}")
-    model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
-    model.maxpool = nn.Identity()
+def weights_url(options: ModelOptions) -> str:
+    """Return the address of torchvision's weights. Raises TrainError."""
+    return str(torchvision_module("models").get_model_weights(torchvision_name(options.name)).DEFAULT.url)
 
 
 def weights_file(options: ModelOptions) -> Path:
     """Return the path of the weights. The file may not have been downloaded yet. Raises TrainError."""
     if options.pretrained != IMAGENET:
         return Path(str(options.pretrained))
-    return Path(torch.hub.get_dir(), "checkpoints", _weights_url(options.name).rsplit("/", 1)[1])
+    return Path(torch.hub.get_dir(), "checkpoints", weights_url(options).rsplit("/", 1)[1])
 
 
 def fetch_pretrained(options: ModelOptions) -> None:
@@ -269,14 +269,19 @@ def fetch_pretrained(options: ModelOptions) -> None:
             message = f"--pretrained {path} does not exist; to download weights, give --pretrained without a file"
             raise TrainError(Exit.NO_INPUT, message)
         return
-    try:
+    url, digest = weights_url(options), path.stem.rpartition("-")[2]  # the file's name ends with the sha256's beginning
+    with os_errors(Exit.CANNOT_WRITE, f"weights cannot be written to {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_name(f".{path.name}.lock").open("w") as lock:
             locks.lock(lock.fileno(), Path(lock.name), wait_s=None)  # without locks, two may download: each renames
-            if not path.exists():
-                _download(_weights_url(options.name), path)
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"weights cannot be written to {path.parent}: {error.strerror}") from error
+            if path.exists():
+                return
+            try:
+                with connect_timeout():
+                    torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
+            except Exception as error:
+                message = f"{url} cannot be downloaded from here: save it as {path}, or give --pretrained FILE"
+                raise TrainError(Exit.NO_INPUT, message) from error
 
 
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
@@ -321,17 +326,3 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     if not isinstance(values, dict) or not values or not all(isinstance(tensor, Tensor) for tensor in values.values()):
         raise TrainError(Exit.DATA, f"--pretrained {path} contains no named weights")
     return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
-
-
-def _weights_url(name: str) -> str:
-    return str(torchvision_module("models").get_model_weights(torchvision_name(name)).DEFAULT.url)
-
-
-def _download(url: str, path: Path) -> None:
-    digest = path.stem.rpartition("-")[2]  # torchvision's file names end with the first digits of the sha256
-    try:
-        with connect_timeout():
-            torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
-    except Exception as error:
-        message = f"{url} cannot be downloaded from here: save it as {path}, or give --pretrained FILE"
-        raise TrainError(Exit.NO_INPUT, message) from error

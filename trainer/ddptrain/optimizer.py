@@ -98,7 +98,10 @@ def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps
     peak = options.lr * (ranks if options.scale_lr else 1)
     if options.schedule == "one-cycle":
         return peak * one_cycle(step / num_steps)
-    warm_up = warm_up_steps(options, num_steps=num_steps, steps_per_epoch=steps_per_epoch)
+    warm_up_epochs = options.warmup
+    if warm_up_epochs is None:
+        warm_up_epochs = min(SCALED_WARM_UP_EPOCHS, num_steps / steps_per_epoch / 4) if options.scale_lr else 0.0
+    warm_up = min(num_steps - 1, round(warm_up_epochs * steps_per_epoch))
     if step < warm_up:
         start = options.lr if options.scale_lr else 0.0
         return start + (peak - start) * (step + 1) / (warm_up + 1)
@@ -109,14 +112,6 @@ def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps
         epoch = step // steps_per_epoch
         return float(peak * options.gamma ** sum(epoch >= milestone for milestone in options.milestones))
     return peak
-
-
-def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch: int) -> int:
-    """Return the number of warm-up steps of a schedule other than one-cycle."""
-    epochs = options.warmup
-    if epochs is None:
-        epochs = min(SCALED_WARM_UP_EPOCHS, num_steps / steps_per_epoch / 4) if options.scale_lr else 0.0
-    return min(num_steps - 1, round(epochs * steps_per_epoch))
 
 
 def one_cycle(fraction: float) -> float:
@@ -169,9 +164,9 @@ class WeightAverage:
         """Return the state of the average."""
         return self.model.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state of the average."""
-        return self.model.load_state_dict(state_dict)
+        self.model.load_state_dict(state_dict)
 
 
 def _float_tensors(model: nn.Module) -> list[Tensor]:

@@ -69,7 +69,12 @@ class Sharding:
 
         ``values`` is mapped from the files of a checkpoint. Of these files, a rank reads only its rows.
         """
-        likes = _tensors_of(part)
+        likes: dict[tuple[Any, ...], Any]  # parameters and buffers, keyed by the beginning of their path in the state
+        if isinstance(part, torch.optim.Optimizer):
+            parameters = (parameter for group in part.param_groups for parameter in group["params"])
+            likes = {("state", number): parameter for number, parameter in enumerate(parameters)}
+        else:
+            likes = {(name,): tensor for name, tensor in part.state_dict().items()}
 
         def read(path: tuple[Any, ...], leaf: Any) -> Tensor:
             like = likes.get(path[:2])
@@ -121,11 +126,3 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
     is_writer = rank_info.rank < num_shards
     shard = Shard(number=rank_info.rank, gather=gather_to_first) if is_writer else None
     return Sharding(world=world, mesh=mesh, shard=shard)
-
-
-def _tensors_of(part: Any) -> dict[tuple[Any, ...], Any]:
-    """Return the parameters and buffers of ``part``, keyed by the beginning of a tensor's path in its state."""
-    if isinstance(part, torch.optim.Optimizer):
-        parameters = (parameter for group in part.param_groups for parameter in group["params"])
-        return {("state", number): parameter for number, parameter in enumerate(parameters)}
-    return {(name,): tensor for name, tensor in part.state_dict().items()}

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from multiprocessing.process import BaseProcess
@@ -17,15 +16,14 @@ from types import FrameType
 
 from ddpwire import names
 from ddpwire.exits import Exit, of_status
+from ddpwire.signals import STOPS
 
-GRACE_S = 30.0  # time for the other ranks to exit after one has failed
-POLL_S = 0.05
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+GRACE_S = 15.0  # time for the other ranks to exit after one has failed, and then again after SIGTERM
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
     """Start ``num_ranks`` processes with ddptrain's command line. Return the first exit code that is not 0, else 0."""
-    from torch.multiprocessing.spawn import start_processes  # imports torch
+    from torch.multiprocessing.spawn import ProcessExitedException, start_processes  # imports torch
 
     processes: list[BaseProcess] = []
     signal.set_wakeup_fd(-1)  # turns off the signal handling of a rank, because this process is not a rank
@@ -36,7 +34,7 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
 
-    for number in FORWARDED:
+    for number in STOPS:
         if signal.getsignal(number) != signal.SIG_IGN:  # ignored: started with nohup
             signal.signal(number, forward)
     with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:
@@ -49,7 +47,12 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
             start_method="spawn",
         )
         processes += context.processes
-        return _wait(processes)
+        try:
+            while not context.join(grace_period=GRACE_S):
+                pass
+        except ProcessExitedException as error:
+            return of_status(error.exit_code)
+        return Exit.OK
 
 
 def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, ...], parent: int) -> None:
@@ -60,19 +63,3 @@ def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, 
     os.environ |= dict.fromkeys((names.WORLD_SIZE, names.LOCAL_WORLD_SIZE), str(num_ranks))
     sys.argv[1:] = [*arguments, "--spawn=1", f"--init-method={init_method}"]
     import_module("ddptrain.__main__").main()  # imported by name, because it imports this module
-
-
-def _wait(processes: Sequence[BaseProcess]) -> int:
-    first, failed_at = int(Exit.OK), 0.0
-    while any(process.exitcode is None for process in processes):
-        time.sleep(POLL_S)
-        if first and time.monotonic() - failed_at > GRACE_S:
-            for process in processes:
-                process.kill()
-        if not first and (first := _first_failure(processes)):
-            failed_at = time.monotonic()
-    return first or _first_failure(processes)
-
-
-def _first_failure(processes: Sequence[BaseProcess]) -> int:
-    return next((of_status(process.exitcode) for process in processes if process.exitcode), 0)

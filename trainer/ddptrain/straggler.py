@@ -103,15 +103,13 @@ class StragglerPolicy:
             return None
         self._in_a_row[rank] += 1
         self._slow_s[rank] += self._seconds
-        if self._in_a_row[rank] < self._num_needed() or self._slow_s[rank] < LASTING_S:
+        share = self._num_slow / self._num_all
+        num_needed = max(IN_A_ROW, math.ceil(math.log(FALSE_REPORTS / len(self._least_s)) / math.log(share)))
+        if self._in_a_row[rank] < num_needed or self._slow_s[rank] < LASTING_S:
             return None
         self._reported.add(rank)
         self._in_a_row[rank], self._slow_s[rank] = 0, 0.0
         return StragglerEvent(rank=rank, ratio=own_s / typical_s)
-
-    def _num_needed(self) -> int:
-        share = self._num_slow / self._num_all
-        return max(IN_A_ROW, math.ceil(math.log(FALSE_REPORTS / len(self._least_s)) / math.log(share)))
 
 
 class StragglerDetector:

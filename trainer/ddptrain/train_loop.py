@@ -8,9 +8,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +19,9 @@ from torch.nn import functional
 from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.config import TrainingOptions
-from ddptrain.data.augment import Batch, lay_out
+from ddptrain.data.augment import Batch
 from ddptrain.data.base import ImageDataset
 from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
-from ddptrain.data.text import TextBatches
 from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
@@ -96,7 +94,8 @@ def train(
             images += len(batch)
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
             speed = (images - images_before) / (time.monotonic() - start)
-            callbacks.progress.step(step, state.num_steps, f"{epoch + 1}/{epochs}", speed)
+            progress = f"{epoch + 1}/{epochs}", f"{speed:.0f} {state.data.noun}/s"
+            callbacks.progress.step(step, state.num_steps, *progress)
             if code:
                 callbacks.events.emit("stopping", step=step, code=code)
                 callbacks.guard.raise_if_tripped()
@@ -124,7 +123,11 @@ def train(
             images_per_s=round(speed_of_epoch, 1),
             evaluation_s=round(time.monotonic() - evaluation_start, 4),
         )
-        state.tensorboard.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed_of_epoch)
+        if state.tensorboard is not None:
+            scalars = {"train/loss": loss_mean, "test/accuracy": accuracy, "train/lr": lr}
+            for name, value in {**scalars, "train/images_per_s": speed_of_epoch}.items():
+                state.tensorboard.add_scalar(name, value, step)
+            state.tensorboard.flush()
         bits = "" if isinstance(state.data, ImageDataset) else f"{evaluation.bits:.4f} bits a byte  "
         callbacks.progress.log(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
@@ -222,20 +225,17 @@ def weighted_parts(batch: Batch, shard: BatchShard, count: int, *, is_sharded: b
     Sharded ranks exchange weights in each part of a batch, so all need the same number of parts. A rank with fewer
     parts repeats its last part with weight 0.
     """
-    parts = [(part, shard.weight) for part in _parts(batch, count)]
-    num_missing = min(count, shard.most) - len(parts) if is_sharded else 0
-    return parts + [(parts[-1][0], 0.0)] * num_missing
-
-
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
     if count == 1:
-        yield batch
-        return
-    count = min(count, len(batch.labels_B))
-    images, labels = batch.inputs.tensor_split(count), batch.labels_B.tensor_split(count)
-    others, own = ([None] * count if row is None else row.tensor_split(count) for row in (batch.others_B, batch.own_B))
-    for part in zip(images, labels, others, own, strict=True):
-        yield Batch(inputs=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
+        return [(batch, shard.weight)]
+    size = min(count, len(batch.labels_B))
+    columns = (batch.inputs, batch.labels_B, batch.others_B, batch.own_B)
+    split = ([None] * size if column is None else column.tensor_split(size) for column in columns)
+    parts = [
+        (Batch(inputs=inputs, labels_B=labels_B, others_B=others_B, own_B=own_B), shard.weight)
+        for inputs, labels_B, others_B, own_B in zip(*split, strict=True)
+    ]
+    num_missing = min(count, shard.most) - size if is_sharded else 0
+    return parts + [(parts[-1][0], 0.0)] * num_missing
 
 
 @torch.no_grad()
@@ -245,16 +245,20 @@ def evaluate(state: TrainingState) -> Evaluation:
     Every test sample counts once, for any number of ranks. Every rank runs the same number of forward passes, because
     sharded ranks exchange weights in them. A rank without samples evaluates sample 0, which does not count.
     """
-    model, world, num_samples = state.evaluated, state.world, len(state.data.test)
+    model, world, num_samples = state.model if state.ema is None else state.ema.model, state.world, len(state.data.test)
     _broadcast_buffers(model, world)
     was_training = model.training
     model.eval()
     totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct predictions, predictions, their loss
-    count, rank, size = _num_evaluated_at_once(state), world.rank_info.rank, world.rank_info.size
+    if isinstance(state.data, ImageDataset):
+        count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
+    else:
+        count = max(1, MAX_EVAL_BYTES // state.data.context)
+    rank, size = world.rank_info.rank, world.rank_info.size
     first, last = (num_samples * number // size for number in (rank, rank + 1))
     for start in range(first, first + -(-num_samples // size), count):
         index_B = torch.arange(start, min(start + count, last))
-        batch = _test_batch(state, index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
+        batch = state.batch_builder.test_batch(index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
             views = _test_views(batch.inputs, state.options.training)
             logits = torch.stack([weight * model(inputs) for weight, inputs in views]).sum(0)
@@ -266,23 +270,6 @@ def evaluate(state: TrainingState) -> Evaluation:
     model.train(was_training)
     num_correct, num_predicted, loss = sum_over_ranks(world.rank_info, totals).tolist()
     return Evaluation(num_correct=int(num_correct), num_predicted=int(num_predicted), loss=loss / num_predicted)
-
-
-def _num_evaluated_at_once(state: TrainingState) -> int:
-    if isinstance(state.data, ImageDataset):
-        return min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
-    return max(1, MAX_EVAL_BYTES // state.data.context)
-
-
-def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
-    device = state.world.device
-    if isinstance(state.batch_builder, TextBatches):
-        return state.batch_builder.test_batch(index_B)
-    data: Any = state.data
-    part, test = slice(int(index_B[0]), int(index_B[-1]) + 1), data.test
-    pixels = lay_out(test.images_NHWC[part].to(device), crop_px=data.shape.size_px, shift_px=0, mirrored=False)
-    inputs = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(index_B), device=device)))
-    return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
 
 
 def _test_views(inputs: Tensor, options: TrainingOptions) -> list[tuple[float, Tensor]]:
@@ -311,33 +298,29 @@ class RankFinding:
     loss: float
     gradient_finite: bool | None  # None: unknown, since a sharded gradient is summed over the ranks first
 
-    @property
-    def loss_finite(self) -> bool:
-        """Whether the loss is finite."""
-        return math.isfinite(self.loss)
-
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
     """Repeat the failed step, and return the error with the ranks that failed. Every rank must call this."""
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
-    if not mine.loss_finite or mine.gradient_finite is False:
-        metrics.count(catalogue.NONFINITE, "grad" if mine.loss_finite else "loss")
-        events_of(os.environ).emit("not_finite", step=step, what="gradient" if mine.loss_finite else "loss")
+    cause = "loss" if not math.isfinite(mine.loss) else "gradient" if mine.gradient_finite is False else None
+    if cause is not None:
+        metrics.count(catalogue.NONFINITE, "grad" if cause == "gradient" else cause)
+        events_of(os.environ).emit("not_finite", step=step, what=cause)
     findings, lr = gather(rank_info, mine), state.lr(step - 1)
     return TrainError(Exit.DATA, nonfinite_message(findings, step=step, num_steps=state.num_steps, lr=lr))
 
 
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
     """Return the error message. ``findings`` has one entry per rank, in the ranks' order."""
-    losses = [rank for rank, finding in enumerate(findings) if not finding.loss_finite]
+    losses = {rank: finding.loss for rank, finding in enumerate(findings) if not math.isfinite(finding.loss)}
     gradients = [
-        rank for rank, finding in enumerate(findings) if finding.loss_finite and finding.gradient_finite is False
+        rank for rank, finding in enumerate(findings) if finding.gradient_finite is False and rank not in losses
     ]
     parts = []
     if losses:
-        values = "/".join(sorted({str(findings[rank].loss) for rank in losses}))
-        parts.append(f"the loss is {values} on {_rank_list(losses, len(findings))}")
+        values = "/".join(sorted({str(loss) for loss in losses.values()}))
+        parts.append(f"the loss is {values} on {_rank_list([*losses], len(findings))}")
     if gradients:
         parts.append(f"the gradient is not finite on {_rank_list(gradients, len(findings))}")
     if not parts and findings[0].gradient_finite is None:

@@ -3,12 +3,11 @@
 import contextlib
 import copy
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +16,21 @@ from torch.utils.checkpoint import checkpoint
 from ddptrain import compat
 from ddptrain.cifarnet import CifarNet
 from ddptrain.config import MachineOptions, Options, TrainingOptions
-from ddptrain.data.augment import BatchBuilder, normalisation_of_imagenet, normalisation_of_images
+from ddptrain.data.augment import normalisation_of_imagenet, normalisation_of_images
 from ddptrain.data.base import ImageDataset
-from ddptrain.data.loader import make_batch_builder
+from ddptrain.data.loader import BatchBuilder, make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
 from ddptrain.distributed import RankInfo, WithAutocast, World, agree, gather, is_sharded, wrap_model
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, log_error, os_errors
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful
+    from torch.utils.tensorboard import SummaryWriter
+
     from ddptrain.sharding import Sharding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -75,8 +77,8 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
     name = lowest_precision(choices)
     if world.rank_info.is_first and len(set(choices)) > 1:
-        line = f"ddptrain: every rank computes in {name}, because rank {choices.index(name)} supports nothing faster"
-        print(f"{line}; choose another precision with --precision", file=sys.stderr, flush=True)
+        reason = f"rank {choices.index(name)} supports nothing faster"
+        log_error(f"every rank computes in {name}, because {reason}; choose another precision with --precision")
     return replace(options, precision=name)
 
 
@@ -92,41 +94,18 @@ def fastest_precision(device: torch.device) -> str:
     return "bf16" if compat.has_cpu_bf16() else "fp32"
 
 
-class Stateful(Protocol):
-    """An object whose state is a part of a checkpoint."""
+def open_tensorboard(folder: Path | None) -> "SummaryWriter | None":
+    """Return a writer of TensorBoard's event files, or None without a folder. Raises TrainError."""
+    if folder is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Load a state."""
-
-
-class TensorBoard:
-    """Writes the results of each epoch to TensorBoard's event files."""
-
-    def __init__(self, folder: Path | None) -> None:
-        """Write to ``folder``. If ``folder`` is None, write nothing. Raises TrainError."""
-        self._writer: Any = None
-        try:
-            if folder is not None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._writer = SummaryWriter(str(folder))
-        except ImportError:
-            message = "--tensorboard needs tensorboard, which is not installed: pip install tensorboard"
-            raise TrainError(Exit.NO_INPUT, message) from None
-        except OSError as error:
-            raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
-
-    def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
-        """Write the results of the epoch that ended after ``step`` steps."""
-        if self._writer is None:
-            return
-        values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        with os_errors(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written"):
+            return SummaryWriter(str(folder))
+    except ImportError:
+        message = "--tensorboard needs tensorboard, which is not installed: pip install tensorboard"
+        raise TrainError(Exit.NO_INPUT, message) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,13 +122,8 @@ class TrainingState:
     sharding: "Sharding | None"  # None: every rank has the complete model
     optimizer: torch.optim.Optimizer
     ema: WeightAverage | None
-    tensorboard: TensorBoard
+    tensorboard: "SummaryWriter | None"
     batch_size: int  # over all ranks
-
-    @property
-    def evaluated(self) -> nn.Module:
-        """The model to evaluate: the averaged model if there is one."""
-        return self.model if self.ema is None else self.ema.model
 
     @property
     def steps_per_epoch(self) -> int:
@@ -162,7 +136,7 @@ class TrainingState:
         return self.options.training.epochs * self.steps_per_epoch
 
     @property
-    def parts(self) -> dict[str, Stateful]:
+    def parts(self) -> "dict[str, Stateful]":
         """The objects whose states a checkpoint contains, keyed by the name of the part of the checkpoint."""
         parts: dict[str, Stateful | None] = {
             "model": self.model,
@@ -201,7 +175,14 @@ def build_training_state(
 ) -> TrainingState:
     """Build the model, optimizer and input on the device. The seed determines the weights. Raises TrainError."""
     precision = choose_precision(options.machine, world.device)
-    sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
+    sharding = None
+    if is_sharded(options.ranks, world.rank_info):
+        from ddptrain.sharding import make_sharding
+
+        if precision.scaler is not None:
+            message = f"--strategy {options.ranks.strategy} cannot be used with --precision fp16"
+            raise config_error(message, hint="give --precision bf16 or fp32")
+        sharding = make_sharding(options.ranks, world)
     torch.manual_seed(options.training.seed)
     if sharding is None:
         layout = torch.channels_last if options.machine.channels_last else torch.preserve_format
@@ -238,18 +219,9 @@ def build_training_state(
         ddp=ddp,
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
-        tensorboard=TensorBoard(options.training.tensorboard if world.rank_info.is_first else None),
+        tensorboard=open_tensorboard(options.training.tensorboard) if world.rank_info.is_first else None,
         batch_size=batch_size,
     )
-
-
-def _make_sharding(options: Options, world: World, precision: Precision) -> "Sharding":
-    from ddptrain.sharding import make_sharding
-
-    if precision.scaler is not None:
-        message = f"--strategy {options.ranks.strategy} cannot be used with --precision fp16"
-        raise config_error(message, hint="give --precision bf16 or fp32")
-    return make_sharding(options.ranks, world)
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:

@@ -149,26 +149,6 @@ def _agreed(code: int) -> int:
     return code if _vote is None else _vote.ask(code)
 
 
-def _open_heart() -> Heart:
-    try:
-        return Heart(os.environ.get(HEARTBEAT_FILE))
-    except OSError as error:
-        print(f"ddpwire: cannot send heartbeats to ddprun: {error}", file=sys.stderr)
-        return Heart(None)
-
-
-def _open_series() -> "LoopSeries | None":
-    if not os.environ.get(names.PROMETHEUS_MULTIPROC_DIR):
-        return None
-    try:
-        from ddpwire.series import LoopSeries
-
-        return LoopSeries()
-    except (ImportError, OSError) as error:
-        print(f"ddpwire: training without metrics: {error}", file=sys.stderr)
-        return None
-
-
 def _leave() -> None:
     """Abandon the vote. Of all exit functions, this one runs last, because a script imports this module first."""
     if _vote is not None:
@@ -181,13 +161,24 @@ def _leave() -> None:
 
 
 _signals = Signals()
-_heart = _open_heart()
-_series = _open_series()
+_heart = Heart(None)
+_series: "LoopSeries | None" = None
 _vote: "Vote | None" = None
 _world: Any = None  # torch's group of all ranks, for which _vote was made
 _last_step = 0
 _code = 0
 _leaving = False
 atexit.register(_leave)
+try:
+    _heart = Heart(os.environ.get(HEARTBEAT_FILE))
+except OSError as error:
+    print(f"ddpwire: cannot send heartbeats to ddprun: {error}", file=sys.stderr)
+if os.environ.get(names.PROMETHEUS_MULTIPROC_DIR):
+    try:
+        from ddpwire.series import LoopSeries
+
+        _series = LoopSeries()
+    except (ImportError, OSError) as error:
+        print(f"ddpwire: training without metrics: {error}", file=sys.stderr)
 if threading.current_thread() is threading.main_thread():  # no other thread may set signal handlers
     _signals.install()

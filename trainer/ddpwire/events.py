@@ -144,8 +144,8 @@ def events_of(environ: Mapping[str, str]) -> EventLog:
 
 def read_events(*texts: str) -> tuple[Event, ...]:
     """Return the events in the given contents of files, sorted by time. Invalid lines are skipped."""
-    found = (_event(line) for text in texts for line in text.split("\n"))
-    return tuple(sorted((event for event in found if event), key=lambda event: event.time))
+    events = (_event(line) for text in texts for line in text.split("\n"))
+    return tuple(sorted(filter(None, events), key=lambda event: event.time))
 
 
 def read_last_events(node_dir: Path, max_bytes: int) -> tuple[Event, ...]:
@@ -174,9 +174,9 @@ def is_time(value: object) -> bool:
 
 def _event(line: str) -> Event | None:
     try:
-        said = json.loads(line)
-        own = {key: said.pop(key) for key in Event.__dataclass_fields__ if key in said and key != "facts"}
-        event = Event(**own, facts=said)
+        facts = json.loads(line)
+        own = {key: facts.pop(key) for key in Event.__dataclass_fields__ if key in facts and key != "facts"}
+        event = Event(**own, facts=facts)
         counts = [event.node, event.attempt, *(count for count in (event.rank, event.step) if count is not None)]
         is_valid = (
             isinstance(event.event, str)

@@ -27,17 +27,19 @@ _COMPLETE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The last heartbeat of a rank."""
+    """What a rank has recorded. A script need not record anything."""
 
-    step: int
-    at_s: float  # time.monotonic()
+    step: int | None = None  # its last step; None before its first heartbeat
+    at_s: float = 0.0  # when that step ended (time.monotonic())
+    stopped_for: int | None = None  # the rank whose signal made this rank stop
+    is_complete: bool = False  # whether its training is complete
 
 
 class Heart:
-    """Writes the heartbeats of a rank. Without ddprun there is no file, and the methods do nothing."""
+    """Writes the heartbeats of a rank. Without ddprun there is no file."""
 
     def __init__(self, path: str | None) -> None:
-        self._map: mmap.mmap | None = None
+        self._map = mmap.mmap(-1, _RECORD.size)  # without ddprun, nothing else reads it
         if path:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
@@ -50,41 +52,23 @@ class Heart:
 
     def beat(self, step: int) -> None:
         """Record that the training loop has reached the end of ``step``."""
-        if self._map is not None:
-            _BEAT.pack_into(self._map, 0, step, time.monotonic())
+        _BEAT.pack_into(self._map, 0, step, time.monotonic())
 
     def stopped_for(self, rank: int) -> None:
         """Record that the ranks have agreed to stop because ``rank`` received a signal."""
-        if self._map is not None:
-            _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
+        _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
     def complete(self) -> None:
         """Record that the last step was taken. If the ranks are stopped later, the training is still complete."""
-        if self._map is not None:
-            _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
+        _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 
 
-def read_beat(source: Path | BinaryIO) -> Beat | None:
-    """Return a rank's last heartbeat, or None if there is none: a script need not send heartbeats."""
-    step, at_s, _ = _read(source)
-    return Beat(step=step, at_s=at_s) if at_s else None
-
-
-def read_stopped_for(source: Path | BinaryIO) -> int | None:
-    """Return the rank whose signal made this rank stop, or None if this rank has not recorded such a signal."""
-    *_, stop = _read(source)
-    return stop - 1 if stop > 0 else None
-
-
-def read_complete(source: Path | BinaryIO) -> bool:
-    """Return whether a rank has recorded that its training is complete. A script need not record this."""
-    *_, stop = _read(source)
-    return stop == _COMPLETE
-
-
-def _read(source: Path | BinaryIO) -> tuple[int, float, int]:
+def read_beat(source: Path | BinaryIO) -> Beat:
+    """Return what a rank has recorded."""
     try:
         data = source.read_bytes() if isinstance(source, Path) else os.pread(source.fileno(), _RECORD.size, 0)
-        return _RECORD.unpack(data)
-    except (OSError, ValueError, struct.error):  # there is none yet, or the file is closed
-        return 0, 0.0, 0
+        step, at_s, stop = _RECORD.unpack(data)
+    except (OSError, ValueError, struct.error):  # there is no record yet, or the file is closed
+        return Beat()
+    stopped_for = stop - 1 if stop > 0 else None
+    return Beat(step=step if at_s else None, at_s=at_s, stopped_for=stopped_for, is_complete=stop == _COMPLETE)

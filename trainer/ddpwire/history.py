@@ -52,12 +52,12 @@ def fold(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Row:
 
     A sample has the name of its metric, its labels and its value.
     """
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
     for name, labels, value in samples:
         if name in _LABELS:
             label = _LABELS[name]
-            found.setdefault(f"{name}:{labels.get(label, '')}" if label else name, []).append(value)
-    return {name: combine(found[name]) for name, combine in COLUMNS.items() if name in found}
+            columns.setdefault(f"{name}:{labels.get(label, '')}" if label else name, []).append(value)
+    return {name: combine(columns[name]) for name, combine in COLUMNS.items() if name in columns}
 
 
 def line(time_s: float, row: Row) -> str:

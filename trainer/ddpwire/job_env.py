@@ -20,17 +20,11 @@ def unpack(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` with the variables that were packed into it. Raises ValueError."""
     rest = dict(environ)
     try:
-        env = json.loads(rest.pop(names.JOB_ENV, "{}"))
-    except (ValueError, RecursionError):
-        env = None
-    if not isinstance(env, dict) or not all(map(_can_be_set, env, env.values())):
-        raise ValueError(f"{names.JOB_ENV} is not a JSON object of names and their text")
+        env: dict[str, str] = json.loads(rest.pop(names.JOB_ENV, "{}"))
+        for name, value in env.items():
+            text = os.fsencode(f"{name}{value}")  # raises UnicodeEncodeError, which is a ValueError
+            if not name or "=" in name or not isinstance(value, str) or b"\0" in text:
+                raise ValueError
+    except (ValueError, AttributeError, RecursionError):
+        raise ValueError(f"{names.JOB_ENV} is not a JSON object of names and their text") from None
     return rest | env
-
-
-def _can_be_set(name: str, value: object) -> bool:
-    try:
-        os.fsencode(f"{name}{value}")
-    except UnicodeEncodeError:
-        return False
-    return bool(name) and "=" not in name and isinstance(value, str) and "\0" not in f"{name}{value}"

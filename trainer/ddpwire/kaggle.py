@@ -13,9 +13,6 @@ from typing import Final
 
 RUN_TYPE: Final = "KAGGLE_KERNEL_RUN_TYPE"  # Kaggle's own: Interactive, or Batch for a version that is saved and run
 INPUT_FOLDER: Final = "/kaggle/input"
-WORKING_FOLDER: Final = "/kaggle/working"
-INPUT: Final = "DDP_KAGGLE_INPUT"  # this and the next name: folders to use instead of Kaggle's
-WORKING: Final = "DDP_KAGGLE_WORKING"
 SESSION_S: Final = "DDP_KAGGLE_SESSION_S"  # a shorter session than Kaggle's longest
 STARTED: Final = "DDP_KAGGLE_STARTED"  # seconds since the epoch, if the session began later than its container
 
@@ -41,8 +38,8 @@ def session(environ: Mapping[str, str]) -> Session | None:
     if not environ.get(RUN_TYPE):
         return None
     return Session(
-        input=Path(environ.get(INPUT) or INPUT_FOLDER),
-        working=Path(environ.get(WORKING) or WORKING_FOLDER),
+        input=Path(environ.get("DDP_KAGGLE_INPUT") or INPUT_FOLDER),  # other folders than Kaggle's, for tests
+        working=Path(environ.get("DDP_KAGGLE_WORKING") or "/kaggle/working"),
         batch=environ[RUN_TYPE] == "Batch",
     )
 

@@ -48,10 +48,10 @@ def pack_result(result: Mapping[str, Any]) -> tuple[str, ...]:
     return _encode("ddpcheck-record", result)
 
 
-def _encode(word: str, value: Mapping[str, Any]) -> tuple[str, ...]:
+def _encode(kind: str, value: Mapping[str, Any]) -> tuple[str, ...]:
     data = base64.b64encode(zlib.compress(json.dumps(value).encode(), 9)).decode()
     parts = [data[at : at + LINE_BYTES] for at in range(0, len(data), LINE_BYTES)]
-    return tuple(f"{word} {number}/{len(parts)} {part}" for number, part in enumerate(parts, 1))
+    return tuple(f"{kind} {number}/{len(parts)} {part}" for number, part in enumerate(parts, 1))
 
 
 def _half(name: str, text: str, most: int) -> str:
@@ -66,10 +66,10 @@ def _half(name: str, text: str, most: int) -> str:
 
 def unpack(log: str) -> dict[str, str]:
     """Return the files in the last complete record of a node's log, or an empty dict if no record can be read."""
-    whole: dict[str, str] = {}
-    for found in _records(LINE, log):
-        whole = {name: text for name, text in found.items() if name in FILES and isinstance(text, str)} or whole
-    return whole
+    files: dict[str, str] = {}
+    for record in _records(LINE, log):
+        files = {name: text for name, text in record.items() if name in FILES and isinstance(text, str)} or files
+    return files
 
 
 def unpack_result(log: str) -> dict[str, Any] | None:
@@ -81,8 +81,8 @@ def _records(line: re.Pattern[str], log: str) -> Iterator[dict[str, Any]]:
     parts: list[str] = []
     for _, number, count, part in line.findall(log):
         parts = [*parts, part] if int(number) == len(parts) + 1 else [part] if number == "1" else []
-        if len(parts) == int(count) and isinstance(found := _decode("".join(parts)), dict):
-            yield found
+        if len(parts) == int(count) and isinstance(record := _decode("".join(parts)), dict):
+            yield record
 
 
 def without(log: str) -> str:

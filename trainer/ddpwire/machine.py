@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 import resource
+import shutil
 import socket
 import sys
 import threading
@@ -51,10 +52,10 @@ def visible_devices(variable: str) -> tuple[str, ...]:
     by_uuid = variable.startswith(("GPU-", MIG))
     taken: list[str] = []
     for entry in variable.split(","):
-        found = re.match(f"{variable[:4]}.*" if by_uuid else r"\s*\+?[0-9]+", entry)
-        if found is None:
+        match = re.match(f"{variable[:4]}.*" if by_uuid else r"\s*\+?[0-9]+", entry)
+        if match is None:
             break
-        device = found[0] if by_uuid else str(int(found[0]))
+        device = match[0] if by_uuid else str(int(match[0]))
         if device in taken:
             return ()
         taken.append(device)
@@ -140,8 +141,7 @@ def infiniband_error() -> str:
 def shm_bytes() -> int | None:
     """Return the size of /dev/shm in bytes, or None if it does not exist or has no limit."""
     with contextlib.suppress(OSError):
-        status = os.statvfs(SHM_DIR)
-        return status.f_blocks * status.f_frsize or None
+        return shutil.disk_usage(SHM_DIR).total or None
     return None
 
 
@@ -150,23 +150,18 @@ def call_with_timeout(call: Callable[[], T], timeout_s: float, *, thread: str) -
 
     After a time-out, the thread goes on, because no call can be interrupted.
     """
-    results: list[T] = []
-    errors: list[Exception] = []
+    from concurrent.futures import Future  # starts slowly, because it imports logging
+
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            result.set_result(call())
         except Exception as error:
-            errors.append(error)
+            result.set_exception(error)
 
-    running = threading.Thread(target=run, name=thread, daemon=True)
-    running.start()
-    running.join(timeout_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise TimeoutError
-    return results[0]
+    threading.Thread(target=run, name=thread, daemon=True).start()
+    return result.result(timeout_s)
 
 
 def resolve(host: str, *, timeout_s: float) -> str:

@@ -4,8 +4,9 @@ Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): o
 counters. The possible values of a label are known in advance, or a process sets the value once.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 # A rank has at most 80 series. A few buckets suffice to see a stall; _sum and _count give the exact mean.
@@ -19,7 +20,7 @@ RESTART_REASONS = ("killed", "oom", "hang", "node_lost", "error", "stopped", "re
 RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_step")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Metric:
     """One metric. ``labels`` maps each label to its possible values.
 
@@ -28,6 +29,7 @@ class Metric:
 
     name: str
     help: str
+    _: KW_ONLY
     set_by: Literal["ddprun", "ddptrain"]
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
@@ -41,17 +43,10 @@ class Metric:
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 
-def _of_node(name: str, help_text: str, **rest: Any) -> Metric:
-    return Metric(name=name, help=help_text, set_by="ddprun", **rest)
-
-
-def _of_rank(name: str, help_text: str, **rest: Any) -> Metric:
-    return Metric(name=name, help=help_text, set_by="ddptrain", **rest)
-
-
-def _of_rank_0(name: str, help_text: str, **rest: Any) -> Metric:
-    return _of_rank(name, help_text, by_rank_0=True, **rest)
-
+_of_node = partial(Metric, set_by="ddprun")
+_of_gpu = partial(_of_node, labels={"device": ()}, needs_gpu=True)
+_of_rank = partial(Metric, set_by="ddptrain")
+_of_rank_0 = partial(_of_rank, by_rank_0=True)
 
 # ---- The metrics of a rank. ddptrain sets all of them, and a script with ddpwire.script sets some. ddprun adds the
 # label ``rank``.
@@ -273,22 +268,12 @@ HOST_NETWORK = _of_node(
     "Bytes over all network interfaces of this machine except the loopback.",
     labels={"direction": ("received", "sent")},
 )
-DEVICE_UTILIZATION = _of_node(
-    "ddp_device_utilization_ratio",
-    "Share of the last sample period in which a kernel ran on the GPU, 0 to 1.",
-    labels={"device": ()},
-    needs_gpu=True,
+DEVICE_UTILIZATION = _of_gpu(
+    "ddp_device_utilization_ratio", "Share of the last sample period in which a kernel ran on the GPU, 0 to 1."
 )
-DEVICE_MEMORY_USED = _of_node(
-    "ddp_device_memory_used_bytes",
-    "Memory of the GPU that is used by any process.",
-    labels={"device": ()},
-    needs_gpu=True,
-)
-DEVICE_POWER = _of_node("ddp_device_power_watts", "Power that the GPU draws.", labels={"device": ()}, needs_gpu=True)
-DEVICE_TEMPERATURE = _of_node(
-    "ddp_device_temperature_celsius", "Temperature of the GPU.", labels={"device": ()}, needs_gpu=True
-)
+DEVICE_MEMORY_USED = _of_gpu("ddp_device_memory_used_bytes", "Memory of the GPU that is used by any process.")
+DEVICE_POWER = _of_gpu("ddp_device_power_watts", "Power that the GPU draws.")
+DEVICE_TEMPERATURE = _of_gpu("ddp_device_temperature_celsius", "Temperature of the GPU.")
 CLOCK_OFFSET = _of_node("ddp_clock_offset_seconds", "How far this node's clock was ahead of node 0's when it joined.")
 PREFLIGHT_DURATION = _of_node(
     "ddp_preflight_duration_seconds",

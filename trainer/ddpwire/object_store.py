@@ -28,10 +28,8 @@ from ddpwire.run_files import publish_part
 
 INDEX = "checkpoints.json"
 CHUNK = 8 << 20  # bytes of a request
-LONGEST_PAUSE_S = 60.0  # between two attempts to upload; the first pause is 1 s, and doubles
 STALL_S = 300.0  # a wait for an upload ends if no part is written or read for this time,
 STOP_WAIT_S = 15.0  # or this long after a request to stop: half of the default grace period
-SHOW_S = 5.0
 # With the drivers' defaults, a call to a store that does not answer takes 25 minutes.
 S3_LIMITS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 20, "retries": {"max_attempts": 1}}}
 
@@ -89,7 +87,7 @@ class ObjectStore:
 
     def write_index(self, checkpoints: Iterable[dict[str, Any]]) -> None:
         """Replace the index."""
-        kept = sorted(checkpoints, key=lambda one: -int(one["step"]))
+        kept = sorted(checkpoints, key=_newest_first)
         with self._at(INDEX) as path:
             self._fs.pipe_file(path, json.dumps(kept, indent=1).encode())
         self._index = kept
@@ -103,8 +101,8 @@ class ObjectStore:
     def put(self, step: int, path: Path) -> dict[str, Any]:
         """Upload a file, read it back to verify it, and return its entry for the index."""
         with path.open("rb") as data:
-            found, sha256 = os.fstat(data.fileno()), hashlib.file_digest(data, "sha256").hexdigest()
-        file = {"name": path.name, "bytes": found.st_size, "modified": int(found.st_mtime), "sha256": sha256}
+            status, sha256 = os.fstat(data.fileno()), hashlib.file_digest(data, "sha256").hexdigest()
+        file = {"name": path.name, "bytes": status.st_size, "modified": int(status.st_mtime), "sha256": sha256}
         from fsspec.callbacks import Callback
 
         with self._at(path.name, step) as name:  # drivers call back after each part
@@ -127,45 +125,45 @@ class ObjectStore:
         store are damaged and the folder has no checkpoint.
         """
         damaged: dict[int, StoreError] = {}
-        for one in self.checkpoints():
-            if newest_here is not None and one["step"] < newest_here:
+        for checkpoint in self.checkpoints():
+            if newest_here is not None and checkpoint["step"] < newest_here:
                 break
             try:
-                self.fetch(one, folder)
+                self.fetch(checkpoint, folder)
                 break
             except StoreError as error:
                 if error.code not in (Exit.DATA, Exit.NO_INPUT):
                     raise
-                damaged[one["step"]] = error
+                damaged[checkpoint["step"]] = error
         else:
             if damaged and newest_here is None:
                 raise next(iter(damaged.values()))
         for why in damaged.values():
             warn(f"{why}; an older checkpoint is used")
         if damaged:
-            self.write_index(one for one in self.checkpoints() if one["step"] not in damaged)
+            self.write_index(kept for kept in self.checkpoints() if kept["step"] not in damaged)
 
-    def fetch(self, one: dict[str, Any], folder: Path) -> None:
+    def fetch(self, checkpoint: dict[str, Any], folder: Path) -> None:
         """Fetch those files of a checkpoint that are missing in the folder or differ from the store's files.
 
         A file gets its final name once it is verified. If an earlier call left an incomplete file, only the rest of the
         file is fetched.
         """
-        for file in one["files"]:
+        for file in checkpoint["files"]:
             part, target = folder / f"{file['name']}.fetched", folder / file["name"]
             with contextlib.suppress(OSError):
                 if (target.stat().st_size, int(target.stat().st_mtime)) == (file["bytes"], file["modified"]):
                     continue
             is_continued = part.exists()
             with part.open("ab") as out:
-                for chunk in self._chunks(one["step"], file, out.tell()):
+                for chunk in self._chunks(checkpoint["step"], file, out.tell()):
                     out.write(chunk)
                 out.flush()
                 os.fsync(out.fileno())
             if not publish_part(part, target, file["sha256"], file["modified"] * 10**9):
                 if not is_continued:
                     raise self._damaged(file)
-                self.fetch(one, folder)  # the incomplete file may have been damaged, or from another upload
+                self.fetch(checkpoint, folder)  # the incomplete file may have been damaged, or from another upload
                 return
 
     def _chunks(self, step: int, file: dict[str, Any], start: int = 0) -> Iterator[bytes]:
@@ -186,24 +184,28 @@ def _read_index(text: bytes) -> list[dict[str, Any]]:
     """
     index = json.loads(text)
     try:
-        for one in index:
-            values = [one["step"], *(file[key] for file in one["files"] for key in ("bytes", "modified"))]
-            texts = [file[key] for file in one["files"] for key in ("name", "sha256")]
+        for checkpoint in index:
+            files = checkpoint["files"]
+            values = [checkpoint["step"], *(file[key] for file in files for key in ("bytes", "modified"))]
+            texts = [file[key] for file in files for key in ("name", "sha256")]
             is_good = all(type(value) is int and value >= 0 for value in values) and all(
                 re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) for name in texts
             )
-            if not is_good or not isinstance(one["accuracy"], int | float | None):
+            if not is_good or not isinstance(checkpoint["accuracy"], int | float | None):
                 raise ValueError
-        return sorted(index, key=lambda one: -int(one["step"]))
+        return sorted(index, key=_newest_first)
     except (ValueError, TypeError, KeyError):
         raise ValueError("it is not an index of checkpoints") from None
 
 
+def _newest_first(checkpoint: dict[str, Any]) -> int:
+    return -int(checkpoint["step"])
+
+
 def best_of(checkpoints: Iterable[dict[str, Any]]) -> int | None:
     """Return the step of the most accurate checkpoint, or None if no accuracy is known."""
-    return max(
-        ((one["accuracy"], one["step"]) for one in checkpoints if one["accuracy"] is not None), default=(0, None)
-    )[1]
+    evaluated = ((entry["accuracy"], entry["step"]) for entry in checkpoints if entry["accuracy"] is not None)
+    return max(evaluated, default=(0, None))[1]
 
 
 class Uploader:
@@ -229,7 +231,7 @@ class Uploader:
     def wait(self, stopping: Callable[[], bool]) -> int:
         """Wait until all checkpoints are in the store. Return CANNOT_WRITE if that takes too long, otherwise OK."""
         began = moved_at = shown_at = asked_at = time.monotonic()
-        moved, what = self._store.num_parts, f"the last checkpoint is not in {self._store.url}"
+        moved, state = self._store.num_parts, f"the last checkpoint is not in {self._store.url}"
         while self._offered.unfinished_tasks:
             time.sleep(0.05)
             now = time.monotonic()
@@ -237,10 +239,10 @@ class Uploader:
                 moved, moved_at = self._store.num_parts, now
             asked_at = asked_at if stopping() else now
             if now - moved_at > STALL_S or now - asked_at > STOP_WAIT_S:
-                self._warn(f"{what} after {now - began:.0f} s: run the same command again where its files are")
+                self._warn(f"{state} after {now - began:.0f} s: run the same command again where its files are")
                 return Exit.CANNOT_WRITE
-            if now - shown_at > SHOW_S:
-                self._warn(f"{what} yet: waiting for it")
+            if now - shown_at > 5.0:
+                self._warn(f"{state} yet: waiting for it")
                 shown_at = now
         return Exit.OK
 
@@ -256,16 +258,16 @@ class Uploader:
                     self._warn(f"step {step} is not uploaded: {error}; the next try is in {pause:g} s")
                     self._events.emit("upload_failed", step=step, message=str(error))
                 time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                pause = min(2 * pause, 60.0)
             self._offered.task_done()
 
     def _copy(self, step: int, paths: list[Path], accuracy: float | None) -> None:
-        began, known = time.monotonic(), {one["step"]: one for one in self._store.checkpoints()}
+        began, known = time.monotonic(), {entry["step"]: entry for entry in self._store.checkpoints()}
         if step not in known:
             files = [self._store.put(step, path) for path in paths]
             known[step] = {"step": step, "accuracy": accuracy, "files": files}
             kept = {*sorted(known, reverse=True)[: self._keep or None], self._keep_best and best_of(known.values())}
-            self._store.write_index(one for one in known.values() if one["step"] in kept)
+            self._store.write_index(entry for entry in known.values() if entry["step"] in kept)
             size, seconds = sum(file["bytes"] for file in files), time.monotonic() - began
             self._events.emit("checkpoint_uploaded", step=step, seconds=seconds, bytes=size, url=self._store.url)
             self._old += [known[old] for old in known.keys() - kept]
@@ -280,10 +282,10 @@ def main(url: str, folder: Path, *, best: bool) -> int:
         store = ObjectStore(url)
         folder.mkdir(parents=True, exist_ok=True)
         step = best_of(store.checkpoints()) if best else None
-        for one in store.checkpoints():
-            if step in (None, one["step"]):
-                print(f"fetching step {one['step']} of {url} into {folder}", file=sys.stderr, flush=True)
-                store.fetch(one, folder)
+        for checkpoint in store.checkpoints():
+            if step in (None, checkpoint["step"]):
+                print(f"fetching step {checkpoint['step']} of {url} into {folder}", file=sys.stderr, flush=True)
+                store.fetch(checkpoint, folder)
     except (StoreError, OSError) as error:
         print(error, file=sys.stderr)
         return error.code if isinstance(error, StoreError) else Exit.CANNOT_WRITE

@@ -81,14 +81,17 @@ State = Literal[  # of a node
 TARGETS = ".targets"
 
 
-def node_name(node: int) -> str:
-    """Return the name of a node's folder in its run's folder."""
-    return f"node-{node}"
-
-
-def rank_log(rank: int) -> str:
-    """Return the path of a rank's log in its node's folder."""
-    return f"rank-{rank}.log"
+# Functions of a number that return a path: of a node in its run's folder,
+node_name = "node-{}".format
+# of a rank in its node's folder,
+rank_log = "rank-{}.log".format
+rank_error = "rank-{}.error.json".format
+# of an attempt in its node's folder (what the ranks did before they were killed, and their stacks after a hang),
+diagnosis_file = "diagnosis-attempt-{}.json".format
+stacks_file = "stacks-attempt-{}.txt".format
+# and of a rank in its node's runtime folder (the files of prometheus_client, and the heartbeat).
+rank_metrics = f"{METRICS}/rank-{{}}".format
+rank_heartbeat = f"{HEARTBEAT}/rank-{{}}".format
 
 
 def timed_log(rank: int | None) -> str:
@@ -112,31 +115,6 @@ def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
                 path.replace(path.with_name(f"{path.stem}.1{path.suffix}"))
     finally:
         os.close(descriptor)
-
-
-def rank_error(rank: int) -> str:
-    """Return the path of a rank's error file in its node's folder."""
-    return f"rank-{rank}.error.json"
-
-
-def rank_metrics(rank: int) -> str:
-    """Return the path, in a node's runtime folder, of the folder that holds a rank's prometheus_client files."""
-    return f"{METRICS}/rank-{rank}"
-
-
-def rank_heartbeat(rank: int) -> str:
-    """Return the path of a rank's heartbeat file in its node's runtime folder."""
-    return f"{HEARTBEAT}/rank-{rank}"
-
-
-def diagnosis_file(attempt: int | str) -> str:
-    """Return the path, in a node's folder, of the file that records what the ranks did before they were killed."""
-    return f"diagnosis-attempt-{attempt}.json"
-
-
-def stacks_file(attempt: int) -> str:
-    """Return the path, in a node's folder, of the file with the ranks' stacks that were recorded during a hang."""
-    return f"stacks-attempt-{attempt}.txt"
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -7,7 +7,6 @@ must be installed before torch is imported.
 import os
 import signal
 import threading
-from types import FrameType
 from typing import Any
 
 from ddpwire.exits import Exit
@@ -43,7 +42,7 @@ class Signals:
         for number in STOPS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # the process was started with nohup
-            self._before[number] = signal.signal(number, _nothing)
+            self._before[number] = signal.signal(number, lambda *_: None)  # without a handler, it is not in the pipe
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._give_back)
 
@@ -73,7 +72,3 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
         self._let_go()
-
-
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing. Python writes a signal to the pipe only if the signal has a handler."""

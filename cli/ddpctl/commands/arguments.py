@@ -42,14 +42,9 @@ SshTarget = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, but do not run it.")]
 
 
-def open_context() -> AppContext:
-    """Return the AppContext for the environment variables of this process."""
-    return launcher.open_context(os.environ)
-
-
 def find_run(name: str | None, task: int | None = None) -> tuple[AppContext, Run]:
     """Return the AppContext and the run with this name or folder. Raises NoInputError if there is no such run."""
-    context = open_context()
+    context = launcher.open_context()
     return context, launcher.find(context, name, task=task)
 
 

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ddpctl.commands.arguments import Json, open_context, print_result
+from ddpctl.commands.arguments import Json, print_result
 from ddpctl.commands.formatting import ago
 from ddpctl.commands.launch import File, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
 from ddpctl.operations import check_job
 from ddpctl.operations.doctor import examine, lines
+from ddpctl.operations.launcher import open_context
 
 DROP = 0.5  # a collective is reported if its busbw, divided by its busbw in the last bench, is below this value
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)

@@ -17,7 +17,6 @@ from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
@@ -48,14 +47,14 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     """
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
-    found = explain_run(context, record, state)
+    why = explain_run(context, record, state)
     lines = [
-        f"{record.name}  {state.state}: {found.sentence}",
-        *(f"  {line}" for line in found.evidence),
-        *(f"  it is not known {line}" for line in found.unknown),
-        *([f"  what to do: docs/explain.md, cause {found.cause}"] if found.fault and found.cause != "failed" else []),
+        f"{record.name}  {state.state}: {why.sentence}",
+        *(f"  {line}" for line in why.evidence),
+        *(f"  it is not known {line}" for line in why.unknown),
+        *([f"  what to do: docs/explain.md, cause {why.cause}"] if why.fault and why.cause != "failed" else []),
     ]
-    print_result({"run": record.name, "state": state.state, **asdict(found)}, lines, as_json=as_json)
+    print_result({"run": record.name, "state": state.state, **asdict(why)}, lines, as_json=as_json)
 
 
 def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation":
@@ -69,32 +68,42 @@ def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation
         is_lost = outcome.cause == "node_lost"  # then no rank is known to have failed
         name, logs = diagnosis_file(outcome.attempt), () if outcome.rank is None else (rank_log(outcome.rank),)
         logs = (NODE_LOG,) if is_lost else logs
-        seen = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
-        kept = read_answers(seen, name) if outcome.has_diagnosis else []
-        failed = [one for one in seen if one.node == outcome.node or not is_lost]
-        words = next((one.files[log][-LOG_CHARS:] for one in failed for log in logs if log in one.files), None)
-        events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
-        found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
-        lost = {one.node: one.outcome.node for one in state.nodes if one.outcome and one.outcome.cause == "node_lost"}
+        answers = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
+        views = read_answers(answers, name) if outcome.has_diagnosis else []
+        failed = [node.files for node in answers if node.node == outcome.node or not is_lost]
+        text = next((files[log][-LOG_CHARS:] for files in failed for log in logs if log in files), None)
+        explanation = explaining.explain_outcome(outcome, views, text, last_events(answers), run.job.world_size)
+        lost = {
+            node.node: node.outcome.node for node in state.nodes if node.outcome and node.outcome.cause == "node_lost"
+        }
         if outcome.node in lost and lost[outcome.node] != outcome.node:
             why = (
                 f", but node {outcome.node} reports that node {lost[outcome.node]} was lost: the network between them "
                 "failed, or a machine was suspended or overloaded"
             )
-            return replace(found, cause="network", sentence=found.sentence + why, unknown=())
+            return replace(explanation, cause="network", sentence=explanation.sentence + why, unknown=())
         if state.state == "stopped":
-            return replace(found, cause="none", sentence=state.message, fault=False, rank=None, node=None)
-        return found
+            return replace(explanation, cause="none", sentence=state.message, fault=False, rank=None, node=None)
+        return explanation
     if state.state not in WITH_RANKS:
         return explaining.Explanation(cause="unknown", sentence=_without_ranks(state), fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
-    found = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
-    seen = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
-    events = explaining.of_last_start(read_events(*(one.files.get(EVENTS, "") for one in seen)))
-    nan = explaining.explain_not_finite(events)
-    if nan and found.cause in ("none", "unknown"):
-        found = replace(nan, evidence=found.evidence, unknown=found.unknown)
-    return found
+    explanation = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
+    answers = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
+    nan = explaining.explain_not_finite(last_events(answers))
+    if nan and explanation.cause in ("none", "unknown"):
+        return replace(nan, evidence=explanation.evidence, unknown=explanation.unknown)
+    return explanation
+
+
+def last_events(answers: Sequence[ProbeResult]) -> list[Event]:
+    """Return the events of the last start of each node: earlier starts do not explain it."""
+    started: dict[int, float] = {}
+    events = read_events(*(node.files.get(EVENTS, "") for node in answers))
+    for event in events:
+        if event.event == "node_started":
+            started[event.node] = max(event.time, started.get(event.node, event.time))
+    return [event for event in events if event.time >= started.get(event.node, event.time)]
 
 
 def _without_ranks(state: RunStatus) -> str:
@@ -105,9 +114,9 @@ def _without_ranks(state: RunStatus) -> str:
 def why(context: AppContext, run: Run, state: RunStatus) -> str:
     """Return why a run hangs, hung or failed. Return "" if the cause is unknown or already in the run's message."""
     with suppress(DdpctlError):
-        found = None if state.outcome and not state.outcome.code else explain_run(context, run, state)
-        if found and found.fault and found.cause != "unknown" and found.sentence not in one_line(state.message):
-            return found.sentence
+        known = None if state.outcome and not state.outcome.code else explain_run(context, run, state)
+        if known and known.fault and known.cause != "unknown" and known.sentence not in one_line(state.message):
+            return known.sentence
     return ""
 
 
@@ -119,8 +128,7 @@ def hang_lines(context: AppContext, run: Run, state: RunStatus) -> list[str]:
 
 def emit_end(context: AppContext, run: Run, state: RunStatus, code: int) -> None:
     """Print the result of a run after its end. ``code`` is ddpctl's exit code."""
-    lines = closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code)
-    for line in (*lines, *hang_lines(context, run, state)):
+    for line in (*closing_lines(run, state, code=code), *hang_lines(context, run, state)):
         context.emit(line)
     with suppress(DdpctlError):
         for text in context.executor.perform(launcher.target_of(run).made(run)) if state.ended else ():
@@ -136,42 +144,40 @@ def ask(
     UnavailableError if no node answers.
     """
     deadline = time.monotonic() + timeout_s
-    seen = launcher.probe(context, run, Probe(metrics=False, request=request))
+    nodes = launcher.probe(context, run, Probe(metrics=False, request=request))
     answers: tuple[ProbeResult, ...] = ()
-    while len(answers) < len(seen) and time.monotonic() < deadline:
+    while len(answers) < len(nodes) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        seen = launcher.probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
-        answers = tuple(one for one in seen if request in one.files.get(file, ""))
-    if not answers:
-        (state,) = launcher.status(context, (run,))
-        if state.ended:
-            raise UnavailableError(
-                f"run '{run.name}' ended before a node answered", hint=f"ddpctl status {run_arguments(run)}"
-            )
-        why = next((one.failure for one in seen if one.failure), "")
-        raise UnavailableError(
-            f"{run.name}: no node has answered in {timeout_s:g} s{f': {why}' if why else ''}",
-            hint=f"ddpctl status {run_arguments(run)}; a ddprun of another version cannot be asked",
-        )
-    return answers
+        nodes = launcher.probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
+        answers = tuple(node for node in nodes if request in node.files.get(file, ""))
+    if answers:
+        return answers
+    hint = f"ddpctl status {run_arguments(run)}"
+    if launcher.status(context, (run,))[0].ended:
+        raise UnavailableError(f"run '{run.name}' ended before a node answered", hint=hint)
+    why = "".join([f": {node.failure}" for node in nodes if node.failure][:1])
+    raise UnavailableError(
+        f"{run.name}: no node has answered in {timeout_s:g} s{why}",
+        hint=f"{hint}; a ddprun of another version cannot be asked",
+    )
 
 
-def read_answers(seen: Sequence[ProbeResult], name: str) -> "list[RankView]":
+def read_answers(answers: Sequence[ProbeResult], name: str) -> "list[RankView]":
     """Parse the file ``name`` of each node. Return the ranks that these files describe, sorted by rank."""
     from ddpctl.diagnosis.rank_view import read_answer
 
-    found: list[RankView] = []
-    for one in seen:
+    views: list[RankView] = []
+    for node in answers:
         with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or another version's
-            offset_s = clock_offset(one) if one.node else 0.0
-            found += read_answer(parse_json(one.files[name]), clock_offset_s=offset_s)
-    return sorted(found, key=lambda view: view.rank)
+            offset_s = clock_offset(node) if node.node else 0.0
+            views += read_answer(parse_json(node.files[name]), clock_offset_s=offset_s)
+    return sorted(views, key=lambda view: view.rank)
 
 
-def clock_offset(seen: ProbeResult) -> float | None:
-    """Return how many seconds a node's clock is ahead of node 0's, or None if ``seen`` has no metrics."""
-    found = CLOCK_OFFSET.search(seen.metrics)
-    return float(found[1]) if found else None
+def clock_offset(answer: ProbeResult) -> float | None:
+    """Return how many seconds a node's clock is ahead of node 0's, or None if ``answer`` has no metrics."""
+    match = CLOCK_OFFSET.search(answer.metrics)
+    return float(match[1]) if match else None
 
 
 def profile(
@@ -197,7 +203,14 @@ def profile(
     if state.state not in WITH_RANKS:
         raise UnavailableError(f"{record.name}: {_without_ranks(state)}")
     for _ in range(PROFILE_TRIES):
-        profiles, events, unknown = record_profiles(context, record, seconds)
+        request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
+        ask(context, record, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
+        answers = launcher.probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
+        profiles, events, unknown = read_profiles(answers, request)
+        if all(profile.unknown for profile in profiles):
+            why = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
+            hint = f"ddpctl explain {run_arguments(record)} shows what is known from outside the ranks"
+            raise UnavailableError(why, hint=hint)
         summary = profiling.summarise(profiles)
         if summary["shares"]:
             break
@@ -214,35 +227,19 @@ def profile(
     print_result(document, lines, as_json=as_json)
 
 
-def record_profiles(
-    context: AppContext, run: Run, seconds: float
-) -> "tuple[list[RankProfile], list[Event], list[str]]":
-    """Record all ranks, and return what ``read_profiles`` returns. Raises UnavailableError if no rank is recorded."""
-    request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
-    ask(context, run, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
-    seen = launcher.probe(context, run, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
-    profiles, events, unknown = read_profiles(seen, request)
-    if all(profile.unknown for profile in profiles):
-        why = f"{run.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
-        raise UnavailableError(
-            why, hint=f"ddpctl explain {run_arguments(run)} shows what is known from outside the ranks"
-        )
-    return profiles, events, unknown
-
-
-def read_profiles(seen: Sequence[ProbeResult], request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
+def read_profiles(answers: Sequence[ProbeResult], request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
     """Return the ranks' profiles, the events, and a list of what is not known. Times are on the clock of node 0."""
     from ddpctl.diagnosis.profile import read_profile
 
     profiles, events, unknown = [], [], []
-    for one in seen:
-        offset_s, answer = clock_offset(one) or 0.0, one.files.get(PROFILE, "")
+    for node in answers:
+        offset_s, text = clock_offset(node) or 0.0, node.files.get(PROFILE, "")
         try:
-            profiles += read_profile(answer if request in answer else "", clock_offset_s=offset_s)
+            profiles += read_profile(text if request in text else "", clock_offset_s=offset_s)
         except ValueError:
-            unknown.append(f"what node {one.node} did: {one.failure or 'no answer, or a damaged answer'}")
-        if one.node and clock_offset(one) is None:
-            unknown.append(f"how far the clock of node {one.node} is ahead of node 0's")
-        events += [replace(it, time=it.time - offset_s) for it in read_events(one.files.get(EVENTS, ""))]
-    unknown += [f"what {one.who} did: {one.unknown}" for one in profiles if one.unknown]
-    return sorted(profiles, key=lambda one: one.rank), events, unknown
+            unknown.append(f"what node {node.node} did: {node.failure or 'no answer, or a damaged answer'}")
+        if node.node and clock_offset(node) is None:
+            unknown.append(f"how far the clock of node {node.node} is ahead of node 0's")
+        events += [replace(event, time=event.time - offset_s) for event in read_events(node.files.get(EVENTS, ""))]
+    unknown += [f"what {profile.who} did: {profile.unknown}" for profile in profiles if profile.unknown]
+    return sorted(profiles, key=lambda profile: profile.rank), events, unknown

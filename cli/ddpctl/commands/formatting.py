@@ -11,7 +11,7 @@ from ddpctl.commands.arguments import has_name, run_arguments, whole_name
 from ddpctl.files.images import human_size
 from ddpctl.job.launch_plan import command_line, title
 from ddpctl.runs.run_status import NodeReport, RunStatus
-from ddpctl.runs.run_store import DiskUsage, Run, folders_above
+from ddpctl.runs.run_store import DiskUsage, Run, folders_above, has_checkpoint
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
 
@@ -68,18 +68,18 @@ def progress_lines(state: RunStatus) -> list[str]:
     return [f"  progress     {', '.join(words)}"]
 
 
-def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
+def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> list[str]:
     """Return the lines of ``ddpctl status``: the run, then one line for each node, or for each of the ``tasks``."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
         f"  {one_line(title(run.job))} on {one_line(run.target)}, launched {ago(time.time() - run.created)} ago",
         *map(fit, progress_lines(state)),
-        *_places(run, state, can_resume=can_resume)[: 1 if tasks else 2],
+        *_places(run, state)[: 1 if tasks else 2],
     ]
     if tasks:
         return [*lines, *_task_lines(run, state, tasks)]
-    return [*lines, *_nodes_table(state), *next_steps(run, state, can_resume=can_resume)]
+    return [*lines, *_nodes_table(state), *next_steps(run, state)]
 
 
 def _nodes_table(state: RunStatus) -> list[str]:
@@ -127,37 +127,36 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
     return [*table(rows), f"  one task     ddpctl status {which}; {TAKE_TASK} take it, too"]
 
 
-def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+def next_steps(run: Run, state: RunStatus) -> list[str]:
     """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
-        task = next((one.run.rpartition("-")[2] for one in state.tasks if one.outcome == state.outcome), None)
+        task = next((own.run.rpartition("-")[2] for own in state.tasks if own.outcome == state.outcome), None)
         lines.append(f"  read         ddpctl logs {run_arguments(run, task)} --rank {state.outcome.rank}")
-    if state.ended and state.code and can_resume and state.has_files and has_name(run):
+    if state.ended and state.code and state.has_files and has_checkpoint(run) and has_name(run):
         task = run.handle.get("task")
         only = f" --array {task}, after all tasks have ended" if task else ""
         lines.append(f"  resume with  ddpctl launch --resume {whole_name(run)}{only}{_if_saved(run, state)}")
     return lines
 
 
-def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
+def closing_lines(run: Run, state: RunStatus, *, code: int) -> list[str]:
     """Return the lines that ``launch`` and ``attach`` print after the run's end. ``code`` is ddpctl's exit code."""
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
     if state.state == "unknown":
-        return [f"run '{run.name}' {state.state}{why}", *_places(run, state, can_resume=can_resume)]
+        return [f"run '{run.name}' {state.state}{why}", *_places(run, state)]
     lines = [f"run '{run.name}' {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
-    lines += _places(run, state, can_resume=can_resume)
-    lines += next_steps(run, state, can_resume=can_resume)
+    lines += [*_places(run, state), *next_steps(run, state)]
     if code in (state.code, Exit.OK):
         return lines
     why = "you pressed Ctrl-C" if code == Exit.INTERRUPTED else "it was asked to end"
     return [*lines, f"  {why}: ddpctl exits with {code}"]
 
 
-def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+def _places(run: Run, state: RunStatus) -> list[str]:
     logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
-    if not (can_resume and state.has_files):
+    if not (state.has_files and has_checkpoint(run)):
         return logs
     return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}{_if_saved(run, state)}"]
 
@@ -169,21 +168,20 @@ def _if_saved(run: Run, state: RunStatus) -> str:
 
 
 def removed_lines(
-    run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Collection[str] = (), has_files: bool = True
+    run: Run, folders: Sequence[DiskUsage], *, dry_run: bool, others: Collection[str] = (), has_files: bool = True
 ) -> list[str]:
     """Return the lines of ``ddpctl rm`` about one run: the folders that are removed, and the folders that are kept.
 
     ``others`` are the folders that are removed with other runs. ``has_files`` is whether the run's checkpoints exist.
     """
-    size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
-    none = f"no checkpoints {'would be ' if dry_run else ''}deleted"
-    lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else f", {none}"
-    what = "would be removed" if dry_run else "is removed"
-    freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
-    lines = [f"run '{run.name}' {what}: {freed}", *(f"  folder  {one}" for one in found)]
-    lines += [f"  deleted {one.made} (made by the script, in {one})" for one in found if one.made]
-    lines += [f"  kept    {path} (the target of a link in {one})" for one in found for path in one.stays]
-    removed = {*others, *(name for one in found for name in one.names)}
+    size, checkpoints = sum(folder.size for folder in folders), sum(folder.checkpoints for folder in folders)
+    would = " would be" if dry_run else ""
+    lost = f"{human_size(checkpoints)} of it checkpoints" if checkpoints else f"no checkpoints{would} deleted"
+    lines = [f"run '{run.name}'{would or ' is'} removed: {human_size(size)}{would} freed, {lost}"]
+    lines += [f"  folder  {folder}" for folder in folders]
+    lines += [f"  deleted {folder.made} (made by the script, in {folder})" for folder in folders if folder.made]
+    lines += [f"  kept    {path} (the target of a link in {folder})" for folder in folders for path in folder.stays]
+    removed = {*others, *(name for folder in folders for name in folder.names)}
     if has_files and run.checkpoint_dir and removed.isdisjoint(folders_above(run.checkpoint_dir)):
         lines.append(f"  kept    {run.checkpoint_dir} (checkpoints)")
     if run.job.checkpoint_dir:

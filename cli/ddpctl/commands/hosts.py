@@ -5,11 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddpctl import targets
-from ddpctl.commands.arguments import Json, SshTarget, open_context, print_result
+from ddpctl.commands.arguments import Json, SshTarget, print_result
 from ddpctl.commands.formatting import ago, fit
 from ddpctl.commands.launch import File
 from ddpctl.errors import ConfigError
 from ddpctl.job.launch_plan import Request
+from ddpctl.operations.launcher import open_context
 from ddpctl.targets import HostReport
 from ddpctl.text import one_line, quote, table
 

@@ -11,11 +11,12 @@ import typer
 from ddpctl import targets
 from ddpctl.command import Command, Host, once
 from ddpctl.commands import launch
-from ddpctl.commands.arguments import DryRun, Json, SshTarget, open_context, print_result
+from ddpctl.commands.arguments import DryRun, Json, SshTarget, print_result
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpctl.files import images
 from ddpctl.job.launch_plan import Request
 from ddpctl.operations import image_transfer
+from ddpctl.operations.launcher import open_context
 from ddpctl.targets.ssh.options import SshHost
 from ddpwire.exits import Exit
 
@@ -23,7 +24,6 @@ app = typer.Typer(
     name="image",
     rich_markup_mode=None,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="Build, push, ship and inspect the container image of a job.",
 )
 DOCKERFILES = ("Dockerfile", "docker/Dockerfile")
@@ -51,23 +51,23 @@ def build(
     dry_run: DryRun = False,
 ) -> None:
     """Build the image of the project in this folder."""
-    tag = _reference(image)
-    found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
-    if found is None or not found.is_file():
-        looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
+    tag = _settings(image).job.image
+    files = [dockerfile] if dockerfile else [context / name for name in DOCKERFILES]
+    file = next((path for path in files if path.is_file()), None)
+    if file is None:
         raise NoInputError(
-            f"no {looked} found: write one (docs/image.md has an example of three lines), or give its path with -f"
+            f"no {' or '.join(map(str, files))} found: write one (docs/image.md has an example of three lines), or "
+            "give its path with -f"
         )
-    argv = images.build_line(
-        engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
-    )
+    options = [word for pair in build_arg or () for word in ("--build-arg", pair)]
+    argv = (engine, "build", "--file", str(file), "--tag", tag, *options, str(context))
     _run(argv, {"DOCKER_BUILDKIT": "1"} if engine == "docker" else {}, dry_run=dry_run)
 
 
 @app.command()
 def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
     """Push the image to the registry in its name. Log in to the registry first."""
-    _run((engine, "push", _reference(image)), {}, dry_run=dry_run)
+    _run((engine, "push", _settings(image).job.image), {}, dry_run=dry_run)
 
 
 @app.command()
@@ -99,7 +99,7 @@ def ship(
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
     deliveries = image_transfer.ship(context, engine, settings.job.image, tuple(dict.fromkeys(places)), folder)
     print_result(deliveries, (), as_json=as_json)
-    failed = [one["host"] for one in deliveries if one["error"]]
+    failed = [delivery["host"] for delivery in deliveries if delivery["error"]]
     if failed:
         raise UnavailableError(f"the image is not on {len(failed)} of {len(deliveries)} hosts: {', '.join(failed)}")
 
@@ -107,12 +107,13 @@ def ship(
 @app.command()
 def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Json = False) -> None:
     """Show an image's digest, size, layers and software versions."""
-    context = open_context()
-    found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
-    asked = context.executor.perform(once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60)))
-    versions = asked.stdout if asked.returncode == Exit.OK else ""
+    perform, reference = open_context().executor.perform, _settings(image).job.image
+    facts = perform(image_transfer.inspect_image(engine, reference))
+    options = ("--rm", "--network", "none", "--entrypoint", "python")
+    answer = perform(once(Command(argv=(engine, "run", *options, reference, "-c", images.VERSIONS), timeout_s=60)))
+    versions = answer.stdout if answer.returncode == Exit.OK else ""
     pairs = dict(line.partition(" ")[::2] for line in versions.splitlines())
-    print_result({**asdict(found), "versions": pairs}, images.show(found, versions), as_json=as_json)
+    print_result({**asdict(facts), "versions": pairs}, images.show(facts, versions), as_json=as_json)
 
 
 def parse_host(text: str) -> Host:
@@ -127,12 +128,8 @@ def _settings(image: str | None, target: str | None = None, file: Path | None = 
     from ddpctl.job import config
 
     flags = {"image": image} if image else {}
-    found = None if image and not (target or file) else config.find_file(file, Path.cwd())
-    return config.load(file=found, target=target, flags=flags, kinds=targets.kinds())
-
-
-def _reference(given: str | None) -> str:
-    return _settings(given).job.image
+    path = None if image and not (target or file) else config.find_file(file, Path.cwd())
+    return config.load(file=path, target=target, flags=flags, kinds=targets.kinds())
 
 
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ddpctl import targets
-from ddpctl.commands.arguments import DryRun, open_context, parse_time
+from ddpctl.commands.arguments import DryRun, parse_time
 from ddpctl.commands.explain import emit_end
 from ddpctl.errors import ConfigError, UsageError, writing
 from ddpctl.execution.executor import Executor
@@ -25,7 +25,7 @@ from ddpctl.job.secrets import exposed, exposed_arguments
 from ddpctl.job.spec import NAME_PATTERN
 from ddpctl.operations import check_job, launcher
 from ddpctl.operations.doctor import only_sound
-from ddpctl.operations.launcher import AppContext
+from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.runs import run_store
 from ddpctl.runs.run_store import Run
 
@@ -234,19 +234,20 @@ def _values(flags: Flags) -> dict[str, Any]:
     if "name" in flags and not NAME_PATTERN.fullmatch(flags["name"]):
         expected = "use up to 40 lower-case letters, digits and '-', starting with a letter"
         raise UsageError(f"--name: '{flags['name']}' is not a name: {expected}")
-    variables = list(flags.get("env", ()))
+    env: dict[str, str] = {}
     if translation := translate(flags.get("command", ())):
         for flag, value in translation.flags.items():
             given = values.setdefault(flag.removeprefix("--").replace("-", "_"), value)
             if given != value:
                 raise UsageError(f"{flag} {given}: {translation.launcher} has {value}: give the number once")
         print(f"ddpctl: {translation}", file=sys.stderr)
-        variables = [*(f"{name}={value}" for name, value in translation.env.items()), *variables]
+        env.update(translation.env)
         values["command"] = translation.program
-    for pair in variables:
-        if "=" not in pair:
+    for pair in flags.get("env", ()):
+        name, equals, env[name] = pair.partition("=")
+        if not equals:
             raise UsageError(f"--env: '{pair}' has no value: write --env {pair}=VALUE")
-    return values | ({"env": dict(pair.split("=", 1) for pair in variables)} if variables else {})
+    return values | ({"env": env} if env else {})
 
 
 def request_of_flags(flags: Flags) -> Request:

@@ -3,13 +3,13 @@
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.arguments import Json, open_context, print_result
+from ddpctl.commands.arguments import Json, print_result
 from ddpctl.errors import UnavailableError, UsageError, writing
-from ddpctl.operations.launcher import AppContext
+from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.text import table
 from ddpwire.run_files import TARGETS
 
@@ -22,7 +22,6 @@ app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
     add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="Show all runs in Prometheus and Grafana.",
 )
 
@@ -105,8 +104,17 @@ def status(
         raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or give the --url of yours")
     nodes, firing = prometheus.scrape_targets(address), prometheus.firing_alerts(address)
     grafana = urls["grafana"] if "grafana" in urls and prometheus.is_reachable(urls["grafana"]) else None
+    lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
+    if nodes:
+        lines.append(f"nodes       {sum(node['up'] for node in nodes)} of {len(nodes)} answer")
+        rows = [(f"  {it['run']}", it["node"], it["address"], "up" if it["up"] else it["error"]) for it in nodes]
+        lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
+    else:
+        lines.append("nodes       none: Prometheus knows no active run (a node is scraped until its run ends)")
+    lines.append(f"alerts      {len(firing) or 'none'}")
+    lines += ["  {alert} ({severity}, {state}): {summary}".format(**alert) for alert in firing]
     document = {"prometheus": address, "grafana": grafana, "nodes": nodes, "alerts": firing}
-    print_result(document, _status_lines(address, grafana, nodes, firing), as_json=as_json)
+    print_result(document, lines, as_json=as_json)
 
 
 @app.command()
@@ -153,19 +161,3 @@ def _scraping(context: AppContext, targets: Path | None, interval_s: float, expo
         raise UsageError(f"--targets: {targets} is a file: expected the folder with the file_sd files of the runs")
     folder = targets.absolute() if targets else context.root / TARGETS
     return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
-
-
-def _status_lines(
-    address: str, grafana: str | None, nodes: list[dict[str, Any]], firing: list[dict[str, str]]
-) -> list[str]:
-    lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
-    if not nodes:
-        lines.append("nodes       none: Prometheus knows no active run (a node is scraped until its run ends)")
-    else:
-        lines.append(f"nodes       {sum(node['up'] for node in nodes)} of {len(nodes)} answer")
-        rows = [
-            (f"  {node['run']}", node["node"], node["address"], "up" if node["up"] else node["error"]) for node in nodes
-        ]
-        lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
-    lines.append(f"alerts      {len(firing) or 'none'}")
-    return [*lines, *("  {alert} ({severity}, {state}): {summary}".format(**alert) for alert in firing)]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands import launch
-from ddpctl.commands.arguments import DryRun, SshTarget, open_context
+from ddpctl.commands.arguments import DryRun, SshTarget
 from ddpctl.commands.hosts import ssh_settings
 from ddpctl.errors import NoInputError, UnavailableError, UsageError, writing
 from ddpctl.job.launch_plan import Request
+from ddpctl.operations.launcher import open_context
 from ddpctl.targets.ssh.options import USER
 from ddpctl.text import quote
 
@@ -83,17 +84,14 @@ def provision(
     if inventory is None:
         settings = ssh_settings("provision", target, file, other=", or an inventory with --inventory")
         machines = {"controller": controller, "monitor": monitor, "storage": storage}
-        site = provisioning.Site(
-            login=login,
-            keys=_keys(settings, public_key, required=playbook == "site" and not dry_run),
-            image=None if settings.options.runtime == "none" else settings.job.image,
-            places={group: host for group, host in machines.items() if host},
-        )
+        places = {group: host for group, host in machines.items() if host}
+        keys = _keys(settings, public_key, required=playbook == "site" and not dry_run)
+        image = None if settings.options.runtime == "none" else settings.job.image
         inventory = folder / f"{settings.target}.yaml"
         try:
-            text = provisioning.inventory_text(settings.options, site)
+            text = provisioning.inventory_text(settings.options, login=login, keys=keys, image=image, places=places)
         except ValueError as error:  # a flag names an invalid machine
-            named = ", ".join(f"--{flag} {host!r}" for flag, host in site.places.items())
+            named = ", ".join(f"--{flag} {host!r}" for flag, host in places.items())
             raise UsageError(f"provision: {named}: {error}") from None
         if dry_run:
             print(f"# {inventory} would contain:\n{text}")

@@ -1,7 +1,6 @@
 """Most subcommands for existing runs, such as ``ps``, ``status``, ``logs`` and ``stop``."""
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -40,8 +39,6 @@ from ddpctl.targets import LogQuery, no_such_log
 from ddpctl.text import EscapeFilter, one_line, quote
 from ddpwire.exits import Exit
 
-EXPORT_S = 600.0
-
 
 def ps(
     as_json: Json = False,
@@ -56,23 +53,23 @@ def ps(
     To list runs that were started by hand, with sbatch or ddprun --run-dir, use --folder. status, logs, explain,
     profile, top, timeline, report and export take the folder of such a run instead of a name.
     """
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     root = folder or context.root
-    found = launcher.in_folder(folder) if folder else run_store.load_all(root)
-    shown = found[:limit] if limit else found
+    runs = run_folders.load_all(folder.absolute()) if folder else run_store.load_all(root)
+    shown = runs[:limit] if limit else runs
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
-    if torn := run_store.unreadable(root, found):
+    if torn := run_store.unreadable(root, runs):
         context.emit(f"skipped runs whose record cannot be read: {', '.join(quote(folder.name) for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
     for line in formatting.runs_table(rows, time.time()):
         print(formatting.fit(line))
-    if len(shown) < len(found):
-        context.emit(f"{len(found) - len(shown)} older runs: ddpctl ps --last 0 lists all")
+    if len(shown) < len(runs):
+        context.emit(f"{len(runs) - len(shown)} older runs: ddpctl ps --last 0 lists all")
 
 
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
@@ -83,8 +80,7 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     if as_json:
         print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
         return
-    lines = formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record))
-    for line in (*lines, *explain.hang_lines(context, record, state)):
+    for line in (*formatting.status_lines(record, state, tasks), *explain.hang_lines(context, record, state)):
         print(line)
 
 
@@ -134,16 +130,15 @@ def logs(
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
-            how = f"to stop it, {_how_to_stop(record)}"
-            stops = (
-                f"ddpctl stop {whole_name(record)} stops {'it' if whole_name(record) == record.name else 'all tasks'}"
-            )
-            context.emit(f"run '{record.name}' keeps running; {stops if has_name(record) else how}")
+            tasks = " (all tasks)" if whole_name(record) != record.name else ""
+            context.emit(f"run '{record.name}' keeps running; to stop it{tasks}, {_how_to_stop(record)}")
         raise typer.Exit(interrupts.code_of(error)) from None
 
 
 def _how_to_stop(run: Run) -> str:
-    """Return a phrase that says how a user can stop a run that has no name, but only a folder."""
+    """Return a phrase that says how a user can stop a run, which may have only a folder."""
+    if has_name(run):
+        return f"use ddpctl stop {whole_name(run)}"
     if run_folders.is_by_hand(run):
         return launcher.target_of(run).how_to_stop_by_hand(run)
     return f"use DDPCTL_STATE_DIR={shlex.quote(str(Path(run.folder).parent))} ddpctl stop {run.name}"
@@ -168,10 +163,9 @@ def stop(
     """
     if (run is None) == (not every):
         raise UsageError("stop: give the name of a run, or --all (ddpctl ps lists the runs)")
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     if run and "/" in run:
-        record = launcher.find(context, run)
-        how = f"use ddpctl stop {record.name}" if has_name(record) else _how_to_stop(record)
+        how = _how_to_stop(launcher.find(context, run))
         raise NoInputError(f"{run} is a folder, but ddpctl stop takes only the name of a run: to stop this run, {how}")
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
@@ -191,9 +185,10 @@ def stop(
             wrong = UnavailableError if state.state == "unknown" else DdpctlError
             raise wrong(f"run '{record.name}' has not ended: {state.state}, {state.message}")
         context.emit(f"run '{record.name}' {state.state}, exit code {state.code}: {state.message}")
-        for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
+        for line in formatting.next_steps(record, state):
             context.emit(line)
-    cleared = [one for one, state in states if one.name not in going and targets.may_leave(one, state) and not every]
+    ended = [(record, state) for record, state in states if record.name not in going]
+    cleared = [record for record, state in ended if targets.may_leave(record, state) and not every]
     for record in cleared:
         context.executor.perform(launcher.clear(record))
         context.emit(f"run '{record.name}' had already ended; its remaining processes and files were removed")
@@ -269,7 +264,7 @@ def rm(
     """
     if bool(names) == bool(older_than):
         raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     every = run_store.load_all(context.root)
     if older_than:
         all_ages = re.fullmatch(r"0[smhd]", older_than)
@@ -282,23 +277,22 @@ def rm(
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))
-    folders = {name for one in removals for place in one.left for name in place.names}
-    gone = [one.left for one in removals] if dry_run else removal.remove_runs(context, removals)
-    for one, found in zip(removals, gone, strict=True):
-        if isinstance(found, DdpctlError):
-            continue
-        for line in formatting.removed_lines(
-            one.run, found, dry_run=dry_run, others=folders, has_files=one.state.has_files
-        ):
-            print(line)
-    if failed := [error for error in gone if isinstance(error, DdpctlError)]:
+    folders = {name for each in removals for place in each.left for name in place.names}
+    results = [each.left for each in removals] if dry_run else removal.remove_runs(context, removals)
+    failed = [error for error in results if isinstance(error, DdpctlError)]
+    for each, usage in zip(removals, results, strict=True):
+        if not isinstance(usage, DdpctlError):
+            has_files = each.state.has_files
+            lines = formatting.removed_lines(each.run, usage, dry_run=dry_run, others=folders, has_files=has_files)
+            print("\n".join(lines))
+    if failed:
         raise type(failed[0])("\n".join(map(str, failed)))
     if not removals:
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")
 
 
 def _find_going(name: str | None) -> tuple[AppContext, Run]:
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
     if not state.ended and run_store.unfinished_launch(run) and not state.alive:
@@ -309,7 +303,7 @@ def _find_going(name: str | None) -> tuple[AppContext, Run]:
 
 
 def _set_suspended(name: str, *, again: bool) -> None:
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     run = run_store.load(context.root, name, whole=True)
     (state,) = launcher.status(context, (run,))
     if not state.ended and launcher.is_unplaced(run):
@@ -319,13 +313,9 @@ def _set_suspended(name: str, *, again: bool) -> None:
             f"run '{run.name}' has already ended ({state.state}): ddpctl launch --resume {run.name} continues it"
         )
     context.executor.perform(launcher.target_of(run).suspend(run, again=again))
-    if again:
-        context.emit(f"run '{run.name}' continues: follow it with ddpctl logs -f {run.name}")
-    else:
-        context.emit(
-            f"run '{run.name}' is suspended: ranks that are running have {run.job.grace:g} s to save; "
-            f"continue it with ddpctl resume {run.name}"
-        )
+    grace = f"ranks that are running have {run.job.grace:g} s to save"
+    what = f"is suspended: {grace}; continue it with ddpctl resume {run.name}"
+    context.emit(f"run '{run.name}' {f'continues: follow it with ddpctl logs -f {run.name}' if again else what}")
 
 
 def pull(
@@ -342,7 +332,7 @@ def pull(
 
     Only files that are missing here are copied. If a pull was interrupted, the next one continues it.
     """
-    context = launcher.open_context(os.environ)
+    context = launcher.open_context()
     record = run_store.load(context.root, run)
     print(launcher.pull(context, record, into, best=best))
 
@@ -371,9 +361,9 @@ def export(
     """
     context, record = find_run(run)
     folder = run_store.checkpoints_here(record)
-    words, other = program(record.job.command), ""
-    if words[:2] != TRAINER and not (folder and run_store.has_ddptrain_checkpoint(folder)):
-        name = " ".join(words[:2]) if words[0] == "-m" else words[0]
+    argv, other = program(record.job.command), ""
+    if argv[:2] != TRAINER and not (folder and run_store.has_ddptrain_checkpoint(folder)):
+        name = " ".join(argv[:2] if argv[0] == "-m" else argv[:1])
         other = f"run '{record.name}' ran {name}, not ddptrain: export reads only checkpoints of ddptrain (step-*.pt)"
     if other and folder is None:
         raise NoInputError(other)
@@ -384,9 +374,9 @@ def export(
             hint=f"fetch them with ddpctl pull {record.name}" if can_pull else "run ddptrain export FOLDER there",
         )
     python = "" if record.elsewhere else record.options.get("python")
-    options = [*(["--best"] if best else []), *(["--part", part] if part else [])]
+    options = ["--best"] * best + (["--part", part] if part else [])
     argv = (str(python or sys.executable), "-P", "-m", "ddptrain", "export", *options, "--", str(folder), str(file))
-    done = context.executor.perform(once(Command(argv=argv, timeout_s=EXPORT_S)))
+    done = context.executor.perform(once(Command(argv=argv, timeout_s=600)))
     if other and done.returncode == Exit.NO_INPUT:
         raise NoInputError(f"{other}, and {folder} has none")
     print(done.stdout, end="")

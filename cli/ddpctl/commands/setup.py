@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from platform import python_version
 from typing import Annotated
 
 import typer
 
-from ddpctl.commands.arguments import open_context
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
-from ddpctl.text import table
+from ddpctl.operations.launcher import open_context
+from ddpctl.text import cut, table
 from ddpwire.version import __version__
 
 FROM = "Translate this file: an sbatch script, PyTorchJob, TrainJob, hostfile, accelerate or docker-compose file."
@@ -36,7 +39,11 @@ def init(
     if source:
         migration = migrate(source, targets.kinds())
         text = migration.text(str(source))
-        print("\n".join(table([("LINE", "SETTING", "BECAME"), *migration.rows()])))
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+        rows = [("LINE", "SETTING", "BECAME"), *migration.rows()]
+        lines = table([(line, cut(setting, columns // 2, plain=True), became) for line, setting, became in rows])
+        for line in lines:
+            print(textwrap.fill(line, columns, subsequent_indent=" " * lines[0].index("BECAME")))
     else:
         try:
             gpus = context.executor.perform(local.find_gpus())
@@ -74,10 +81,3 @@ def version() -> None:
             print(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             print(f"{package} not installed (ranks need it: pip install {package})")
-
-
-def print_version(asked: bool) -> None:
-    """Print the versions and exit if ``asked``. ``ddpctl --version`` calls this."""
-    if asked:
-        version()
-        raise typer.Exit

@@ -137,7 +137,8 @@ def report(
     text = render_page(found, why=reason, values=sought, unsought=unsought, checks=checks)
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
-        path.chmod(0o666 & ~_umask())
+        os.umask(umask := os.umask(0o077))  # the only way to read it
+        path.chmod(0o666 & ~umask)
     for line in (*found.silent, *found.torn):
         context.emit(line)
     if unsought:
@@ -147,9 +148,3 @@ def report(
             "report again, or check the report before you send it"
         )
     print(path)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-ONCE_S = 1.0  # the time between the two probes from which --once computes the speed
-
-
 def top(
     run: RunName = None,
     task: Task = None,
@@ -48,35 +45,24 @@ def top(
         raise UsageError("--every: nan is not allowed: expected 0.2 to 3600 seconds")
     context, record = find_run(run, task)
     watcher = Watcher(context, record)
-    if once:
-        _once(watcher, record, as_json=as_json)
-    elif as_json or not sys.stdout.isatty():
-        _lines(watcher, every, as_json=as_json)
-    else:
-        _live(watcher, record, every)
-
-
-def _once(watcher: Watcher, run: Run, *, as_json: bool) -> None:
     snapshot = watcher.probe()
-    if snapshot.ranks:
-        time.sleep(ONCE_S)
+    if once and snapshot.ranks:
+        time.sleep(1.0)  # the speed is computed from two probes
         snapshot = watcher.probe()
-    if as_json:
-        print(document(snapshot))
-    else:
+    if not as_json and (once or sys.stdout.isatty()):
         console = _console()
-        console.print(_screen(console, snapshot, run, height=None))
-
-
-def _lines(watcher: Watcher, every: float, *, as_json: bool) -> None:
+        if not once:
+            snapshot = _live(console, watcher, snapshot, record, every)
+        console.print(_screen(console, snapshot, record, height=None))
+        return
     from ddpctl.commands.top_screen import line
 
     while True:
-        snapshot = watcher.probe()
         print(document(snapshot) if as_json else line(snapshot), flush=True)
-        if snapshot.state in ENDED:
+        if once or snapshot.state in ENDED:
             return
         time.sleep(every)
+        snapshot = watcher.probe()
 
 
 def document(snapshot: Snapshot) -> str:
@@ -93,24 +79,22 @@ def document(snapshot: Snapshot) -> str:
 
 def _known(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _known(one) for name, one in value.items()}
+        return {name: _known(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(one) for one in value]
+        return [*map(_known, value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _live(watcher: Watcher, run: Run, every: float) -> None:
+def _live(console: "Console", watcher: Watcher, snapshot: Snapshot, run: Run, every: float) -> Snapshot:
+    """Draw the screen until the run ends or the user leaves. Return the last snapshot."""
     from rich.live import Live
 
-    console = _console()
-    snapshot = watcher.probe()
     with listening(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_screen(console, snapshot, run, height=console.height - 1), refresh=True)
             if snapshot.state in ENDED or quits_within(every):
-                break
+                return snapshot
             snapshot = watcher.probe()
-    console.print(_screen(console, snapshot, run, height=None))
 
 
 def _console() -> "Console":

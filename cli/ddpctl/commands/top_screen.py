@@ -5,6 +5,7 @@ This module is separate from ``commands/top``, because ``ddpctl top --help`` mus
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -34,7 +35,9 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
     """Draw the full screen, with at most ``height`` lines (None: no limit). If ``plain``, use only ASCII."""
-    head = _head(snapshot, title, width)
+    ending = "" if snapshot.code is None else f", exit code {snapshot.code}"
+    state = (f"{snapshot.state}{ending}", STATES.get(snapshot.state, "bold"))
+    head = Text.assemble((snapshot.run, "bold"), "  ", state, (f"  {title}" if width >= MIDDLE else "", "dim"))
     steps = snapshot.state == "training" and snapshot.step is not None
     message = [] if steps else [Text(one_line(snapshot.message))]
     numbers = _numbers(snapshot, width, plain=plain)
@@ -43,26 +46,22 @@ def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, pl
         return Group(_cut(head, width), *message, *(_cut(line, width) for line in numbers))
     lines = [head, *message, *numbers]
     has_phases = width >= MIDDLE and _any(snapshot.ranks, "phases")
-    max_rows = None if height is None else max(1, height - len(lines) - 2 - len(_legend(width) * has_phases))
-    shown, left_out = _fit(snapshot.ranks, max_rows)
-    table = _table(shown, width)
-    below = [Text(f"and {left_out} more ranks, none of them slower", style="dim")] if left_out else []
-    legend = _legend(width) if has_phases else []
-    return Group(
-        *(_cut(line, width) for line in [*lines, Text()]), table, *below, *(_cut(one, width) for one in legend)
-    )
+    above, below = [_cut(line, width) for line in (*lines, Text())], list[Text]()
+    legend = [_cut(line, width) for line in _legend(width)] if has_phases else []
+    rows = list(snapshot.ranks)
+    max_rows = len(rows) if height is None else max(1, height - len(lines) - 2 - len(legend))
+    if len(rows) > max_rows:  # show the slowest ranks
+        num_shown = max(max_rows, 2) - 1
+        rows.sort(key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
+        below = [Text(f"and {len(rows) - num_shown} more ranks, none of them slower", style="dim")]
+        rows = sorted(rows[:num_shown], key=lambda row: row.rank)
+    return Group(*above, _table(rows, width), *below, *legend)
 
 
 def _cut(line: Text, width: int) -> Text:
     line.no_wrap = True
     line.truncate(width, overflow="ellipsis" if width > NARROW else "crop")
     return line
-
-
-def _head(snapshot: Snapshot, title: str, width: int) -> Text:
-    ending = "" if snapshot.code is None else f", exit code {snapshot.code}"
-    state = (f"{snapshot.state}{ending}", STATES.get(snapshot.state, "bold"))
-    return Text.assemble((snapshot.run, "bold"), "  ", state, (f"  {title}" if width >= MIDDLE else "", "dim"))
 
 
 def _numbers(snapshot: Snapshot, width: int, *, plain: bool) -> list[Text]:
@@ -125,36 +124,29 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
     return lines
 
 
-def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """Return all ranks, or the slowest ones if there are more than ``max_rows``, and how many are left out."""
-    if max_rows is None or len(ranks) <= max_rows:
-        return ranks, 0
-    max_rows = max(max_rows, 2)
-    worst = sorted(ranks, key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
-    return sorted(worst[: max_rows - 1], key=lambda row: row.rank), len(ranks) - max_rows + 1
-
-
 def _table(rows: Sequence[RankRow], width: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
-    # title, minimum width of the terminal, field whose value is shown, function for the text
-    columns: tuple[tuple[str, int, str, Callable[[RankRow], str | Text]], ...] = (
-        ("RANK", 0, "rank", lambda row: str(row.rank)),
-        ("NODE", NARROW, "node", lambda row: str(row.node)),
-        ("STEP", 0, "step", lambda row: "-" if row.step is None else f"{row.step:,}"),
-        ("STEP TIME", 0, "step_s", lambda row: duration(row.step_s)),
-        (PHASES, MIDDLE, "phases", lambda row: _bar(row, max(bar, 12))),
-        ("OWN", WIDE, "own_s", lambda row: duration(row.own_s)),
-        ("GPU", WIDE, "device_share", lambda row: _percent(row.device_share)),
-        ("MEMORY", WIDE, "memory_bytes", lambda row: _size(row.memory_bytes)),
+    # title, minimum width of the terminal, field whose value is shown, function for the text of a value
+    columns: tuple[tuple[str, int, str, Callable[[Any], str | Text]], ...] = (
+        ("RANK", 0, "rank", str),
+        ("NODE", NARROW, "node", str),
+        ("STEP", 0, "step", "{:,}".format),
+        ("STEP TIME", 0, "step_s", duration),
+        (PHASES, MIDDLE, "phases", lambda phases: _bar(phases, max(bar, 12))),
+        ("OWN", WIDE, "own_s", duration),
+        ("GPU", WIDE, "device_share", lambda share: f"{100 * share:.0f} %"),
+        ("MEMORY", WIDE, "memory_bytes", lambda size: f"{size / (1 << 30):.1f} GiB"),
     )
-    shown = {title: cell for title, least, field, cell in columns if width >= least and _any(rows, field)}
-    for title in shown:
+    shown = [column for column in columns if width >= column[1] and _any(rows, column[2])]
+    for title, *_ in shown:
         is_bar = title == PHASES
         table.add_column(title, justify="left" if is_bar else "right", no_wrap=True, min_width=bar if is_bar else None)
     table.add_column("", no_wrap=True, overflow="crop")
     for row in rows:
-        table.add_row(*(cell(row) for cell in shown.values()), _mark(row, short=width < MIDDLE))
+        values = [(getattr(row, field), text) for *_, field, text in shown]
+        cells = ["-" if value is None else text(value) for value, text in values]
+        table.add_row(*cells, _mark(row, short=width < MIDDLE))
     return table
 
 
@@ -162,9 +154,9 @@ def _any(rows: Sequence[RankRow], field: str) -> bool:
     return any(getattr(row, field) not in (None, {}) for row in rows)
 
 
-def _bar(row: RankRow, width: int) -> Text:
+def _bar(phases: Mapping[str, float], width: int) -> Text:
     text = Text()
-    for phase, size in shares({phase: row.phases.get(phase, 0.0) for phase in STEP_PHASES}, width).items():
+    for phase, size in shares({phase: phases.get(phase, 0.0) for phase in STEP_PHASES}, width).items():
         letter, colour = DRAWN[phase]
         text.append(letter * size, style=colour)
     return text
@@ -203,45 +195,30 @@ def line(snapshot: Snapshot) -> str:
     return "  ".join([*parts, *map(one_line, snapshot.silent)])
 
 
-def duration(seconds: float | None) -> str:
+def duration(seconds: float) -> str:
     """Format the duration of a step."""
-    if seconds is None:
-        return "-"
     if seconds < 0.0995:
         return f"{1000 * seconds:.1f} ms"
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
-
-
-def _size(size: float | None) -> str:
-    return "-" if size is None else f"{size / (1 << 30):.1f} GiB"
-
-
 def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False) -> str:
-    """Draw the values as a line of at most ``width`` characters, scaled to their range. None becomes a space."""
+    """Draw the values as a line of at most ``width`` characters, scaled to their range. None becomes a space.
+
+    If there are more values, each character stands for the mean of the known values in one section.
+    """
     ramp = PLAIN if plain else BLOCKS
-    shown = _downsample(values, width)
+    shown = list(values)
+    if len(values) > width:
+        cuts = [round(index * len(values) / width) for index in range(width + 1)]
+        sections = ([value for value in values[start:end] if value is not None] for start, end in pairwise(cuts))
+        shown = [sum(section) / len(section) if section else None for section in sections]
     known = [value for value in shown if value is not None]
     if not known:
         return ""
     low, span = min(known), max(known) - min(known)
     steps = len(ramp) - 1
-    return "".join(" " if one is None else ramp[round((one - low) / span * steps) if span else 0] for one in shown)
-
-
-def _downsample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most ``width`` values. Each value is the mean of the known values in one section of the input."""
-    if len(values) <= width:
-        return list(values)
-    cuts = [round(index * len(values) / width) for index in range(width + 1)]
-    found: list[float | None] = []
-    for start, end in pairwise(cuts):
-        known = [value for value in values[start:end] if value is not None]
-        found.append(sum(known) / len(known) if known else None)
-    return found
+    return "".join(" " if value is None else ramp[round((value - low) / (span or 1) * steps)] for value in shown)
 
 
 def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
@@ -250,10 +227,10 @@ def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
     if whole <= 0:
         return {}
     exact = {name: part / whole * width for name, part in parts.items()}
-    found = {name: int(size) for name, size in exact.items()}
-    for name in sorted(exact, key=lambda name: found[name] - exact[name])[: width - sum(found.values())]:
-        found[name] += 1
-    return found
+    sizes = {name: int(size) for name, size in exact.items()}
+    for name in sorted(exact, key=lambda name: sizes[name] - exact[name])[: width - sum(sizes.values())]:
+        sizes[name] += 1
+    return sizes
 
 
 def meter(share: float, width: int, *, plain: bool = False) -> str:

@@ -108,7 +108,7 @@ def explain_outcome(
             rank = node = None
     elif cause == "failed" and COLLECTIVE_TIMEOUT.search(f"{text}\n{log}") and (absent := _outside(kept, outcome)):
         cause, rank, node = "missing", absent[0].rank, absent[0].node
-        doing = "; ".join(view.doing(view.who) for view in absent[:MAX_NAMED])
+        doing = "; ".join(f"{view.who} {view.doing}" for view in absent[:MAX_NAMED])
         more = f"; and {len(absent) - MAX_NAMED} more" * (len(absent) > MAX_NAMED)
         sentence += f"; {_ranks([view.rank for view in absent], 'was', 'were')} in no collective then: {doing}{more}"
     elif cause == "failed" and LOST_PEER.search(outcome.message):
@@ -150,15 +150,6 @@ _UNKNOWN = {
     "hang": "what the ranks did during the hang, because it was not recorded",
     "node_lost": "why the node did not respond",
 }
-
-
-def of_last_start(events: Sequence[Event]) -> list[Event]:
-    """Return the events of the last start of ddprun on each node. Each start counts its attempts from 1."""
-    started: dict[int, float] = {}
-    for event in events:
-        if event.event == "node_started":
-            started[event.node] = max(event.time, started.get(event.node, event.time))
-    return [event for event in events if event.time >= started.get(event.node, event.time)]
 
 
 def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
@@ -275,10 +266,8 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
         if count < STRAGGLER_LAST * len(times):
             text += f"; no rank is usually the last to enter a collective ({len(times)} recorded)"
         else:
-            text += (
-                f"; rank {last} is the last to enter {count} of {len(times)} recorded collectives, but is not found "
-            )
-            text += "to delay the others"
+            text += f"; rank {last} is the last to enter {count} of {len(times)} recorded collectives"
+            text += ", but is not found to delay the others"
         if last_s > SLOWER * first_s and steps is not times:
             text += f"; they became slower: first {first_s:.2g} s per collective, now {last_s:.2g} s"
         if (ago_s := max(view.read_at for view in ranks) - times[-1]) > max(MIN_SILENCE_S, PACES * last_s):
@@ -287,23 +276,17 @@ def _progress(ranks: Sequence[RankView], world_size: int, *, moves: bool) -> str
     places = Counter(map(place_of, stacks)).most_common(1)
     if places and places[0][0] and places[0][1] > MOSTLY * len(stacks):
         text += f"; their code is at {places[0][0]} in {places[0][1]} of {len(stacks)} samples"
-    if volume := _volume(ranks):
-        text += f"; {volume}"
-    return text
-
-
-def _volume(ranks: Sequence[RankView]) -> str:
-    """Return the average size of the collectives as text, or an empty string if the size is small or unknown."""
     sizes = [collective.num_bytes for collective in ranks[0].collectives.values()] if ranks else []
-    if not sizes or sum(sizes) < MIN_VOLUME * len(sizes):
-        return ""
-    return f"a collective has {sum(sizes) / len(sizes) / 1e6:.1f} MB on average: see COMMUNICATION in ddpctl profile"
+    if sizes and sum(sizes) >= MIN_VOLUME * len(sizes):
+        mean = f"{sum(sizes) / len(sizes) / 1e6:.1f} MB on average"
+        text += f"; a collective has {mean}: see COMMUNICATION in ddpctl profile"
+    return text
 
 
 def _line(view: RankView) -> str:
     waits = view.waits_in
     since = f"; it entered {waits.name} {format_duration(max(0.0, view.read_at - waits.at))} ago" if waits else ""
-    return f"{view.who}: {view.doing('it')}{since}"
+    return f"{view.who}: it {view.doing}{since}"
 
 
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
@@ -365,7 +348,7 @@ def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None
         return None
     if others:
         text = f"{others[0].who} is the only rank that is not in send, recv or a collective; "
-        text += others[0].doing(f"rank {others[0].rank}")
+        text += f"rank {others[0].rank} {others[0].doing}"
         return _about(others[0], "missing", text, fault=False)
     text = "all ranks wait in send, recv or a collective; it is unknown which rank waits for which other rank"
     return Explanation(cause="send_recv", sentence=text, fault=False)
@@ -416,7 +399,7 @@ def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         text = (
             f"{odd.who} {verbs[0]} in {its.name} with {its.shape}, while {_ranks(others, *verbs)} in {usual.op} "
             f"#{usual.seq} with {usual.shape}: all ranks of a group must {rule}, and have the same number of batches; "
-            f"{odd.doing(f'rank {odd.rank}')}"
+            f"rank {odd.rank} {odd.doing}"
         )
         return _about(odd, "mismatch", text)
     return None
@@ -472,7 +455,7 @@ def _absence(view: RankView, done: str, doing: str) -> str:
 
 def _activity(view: RankView) -> str:
     """Return the end of the sentence that ``_absence`` begins: what the rank does, or nothing if it has ended."""
-    return "" if view.has_ended else f"; {view.doing(f'rank {view.rank}')}"
+    return "" if view.has_ended else f"; rank {view.rank} {view.doing}"
 
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -559,4 +542,4 @@ def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None
         return None
     view = max(ranks, key=lambda view: view.share(LOADER))
     text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside collectives"
-    return Explanation(cause="data_loader", sentence=f"{text}; {view.doing(view.who)}", fault=False)
+    return Explanation(cause="data_loader", sentence=f"{text}; {view.who} {view.doing}", fault=False)

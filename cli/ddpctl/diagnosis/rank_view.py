@@ -159,11 +159,9 @@ class RankView:
         """Whether the rank's process has ended, even if its parent has not reaped it."""
         return self.state in ("", "Z", "X")
 
-    def doing(self, subject: str) -> str:
-        """Return what the rank does, as a sentence such as ``SUBJECT is sleeping at dataset.py:88 (read)``."""
-        return f"{subject} {self._doing()}"
-
-    def _doing(self) -> str:
+    @property
+    def doing(self) -> str:
+        """What the rank does, as a sentence without its subject, such as ``is sleeping at dataset.py:88 (read)``."""
         if self.has_ended:
             return "has ended"
         if self.state in ("T", "t"):

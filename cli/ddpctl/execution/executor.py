@@ -17,14 +17,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
 from ddpctl.environment import tool_environment
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
 from ddpctl.execution.remote import Remote, batches, write_bytes
-from ddpctl.execution.transfers import Display, move
+from ddpctl.execution.transfers import Display, move, text_file
 from ddpctl.text import plain
 from ddpwire import names
 
@@ -87,8 +86,11 @@ class Executor:
             for command in commands:
                 if not command.probe:
                     print(shell_line(command), file=out)
-            rest = iter(probed)
-            return tuple(next(rest) if one.probe else Output(returncode=0, stdout=one.placeholder) for one in commands)
+            answers = iter(probed)
+            return tuple(
+                next(answers) if command.probe else Output(returncode=0, stdout=command.placeholder)
+                for command in commands
+            )
 
         return _drive(verb, show)
 
@@ -163,9 +165,10 @@ class Executor:
         try:
             while True:
                 try:
-                    outputs = [batch.split(future.result()) for batch, future in zip(groups, futures, strict=True)]
-                    found = {index: output for answers in outputs for index, output in answers.items()}
-                    return tuple(found[index] for index in range(len(commands)))
+                    outputs: dict[int, Output] = {}
+                    for batch, future in zip(groups, futures, strict=True):
+                        outputs |= batch.split(future.result())
+                    return tuple(outputs[index] for index in range(len(commands)))
                 except KeyboardInterrupt as error:
                     if on_interrupt is None or not streams:
                         raise
@@ -222,7 +225,7 @@ class Executor:
 
     def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         out = {"stdout": subprocess.PIPE} if self._filter else {}
-        with _input(command.stdin) as stdin, self._child(command, stdin=stdin, **out) as process:
+        with text_file(command.stdin) as stdin, self._child(command, stdin=stdin, **out) as process:
             if self._filter:
                 copier = threading.Thread(target=_copy, args=(process.stdout, self._filter), daemon=True)
                 copier.start()
@@ -337,18 +340,6 @@ def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...
 def _messages(commands: tuple[Command, ...]) -> str:
     """Return the distinct messages to print before these commands, one per line."""
     return "\n".join(filter(None, dict.fromkeys(command.say for command in commands)))
-
-
-@contextmanager
-def _input(text: str | None) -> Iterator[IO[bytes] | int]:
-    """Yield the stdin of a process that reads ``text``. It is a file, because nothing serves a pipe meanwhile."""
-    if text is None:
-        yield subprocess.DEVNULL
-        return
-    with TemporaryFile() as file:
-        file.write(text.encode(errors="surrogateescape"))
-        file.seek(0)
-        yield file
 
 
 def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:

@@ -93,11 +93,11 @@ def read_probe(output: Output, nodes: Sequence[int]) -> tuple[ProbeResult, ...]:
     if output.returncode:
         return tuple(ProbeResult(node=node, failure=output.last_line()) for node in nodes)
     _, *texts = re.split(rf"^{_MARK}=\d+\n", output.stdout, flags=re.MULTILINE)
-    seen = tuple(_read_one(node, text) for node, text in zip(nodes, texts, strict=False))
-    return seen + tuple(ProbeResult(node=node, failure="no answer") for node in nodes[len(seen) :])
+    results = tuple(_read_node(node, text) for node, text in zip(nodes, texts, strict=False))
+    return results + tuple(ProbeResult(node=node, failure="no answer") for node in nodes[len(results) :])
 
 
-def _read_one(node: int, text: str) -> ProbeResult:
+def _read_node(node: int, text: str) -> ProbeResult:
     parts: dict[str, str] = {}
     for part in text.split(_MARK)[1:]:
         name, _, content = part.partition("\n")

@@ -43,8 +43,8 @@ class Batch:
         """Return the output of each command by its index. A command that did not run gets the session's error."""
         if not self.mark:
             return {self.indices[0]: output}
-        words, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
-        parts = zip(self.indices, words[::2], words[1::2], errors, strict=False)
+        texts, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
+        parts = zip(self.indices, texts[::2], texts[1::2], errors, strict=False)
         done = {index: Output(returncode=int(code), stdout=out, stderr=error) for index, out, code, error in parts}
         return dict.fromkeys(self.indices, replace(output, stdout="", stderr=errors[-1])) | done
 
@@ -64,15 +64,16 @@ def batches(commands: Sequence[Command]) -> list[Batch]:
 
 
 def _batch(commands: list[Command], indices: list[int]) -> Batch:
-    if len(commands) == 1:
-        return Batch(command=commands[0], indices=indices)
-    mark, limits = uuid4().hex, [command.timeout_s for command in commands]
+    first, *others = commands
+    if not others:
+        return Batch(command=first, indices=indices)
+    mark, limits = uuid4().hex, [command.timeout_s for command in commands if command.timeout_s is not None]
     text = "".join(
         f"printf %s {shlex.quote(command.stdin or '')} | /bin/sh; printf '{mark}%s{mark}' $?; printf {mark} >&2\n"
         for command in commands
     )
-    limit_s = None if None in limits else sum(limit for limit in limits if limit is not None)
-    command = replace(commands[0], stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
+    limit_s = sum(limits) if len(limits) == len(commands) else None
+    command = replace(first, stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
     return Batch(command=command, indices=indices, mark=mark)
 
 
@@ -262,13 +263,12 @@ def _pump(
 
 def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
     moved = False
-    for ready, receive, take in (
-        (channel.recv_ready, channel.recv, out),
-        (channel.recv_stderr_ready, channel.recv_stderr, err),
-    ):
-        while ready():
-            take(receive(_CHUNK))
-            moved = True
+    while channel.recv_ready():
+        out(channel.recv(_CHUNK))
+        moved = True
+    while channel.recv_stderr_ready():
+        err(channel.recv_stderr(_CHUNK))
+        moved = True
     return moved
 
 

@@ -39,6 +39,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.text import one_line
 
 _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
+_CONFIG = "~/.ssh/config"  # for messages
 _FILES = "ddpctl: configuration files"  # the key of the files that OpenSSH has read
 _UNCHANGED = r"[a-z][a-z\d.-]*|\d+(\.\d+){3}"  # addresses that OpenSSH does not change
 _EXPANDED_HERE = ("identityfile", "proxycommand", "controlpath")  # ssh -G does not replace the tokens in these
@@ -56,7 +57,7 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 
     Several values of a key are separated by line breaks. Raises ConfigError.
     """
-    own, settings, what = _own_home(home), dict[str, str](), "~/.ssh/config"
+    own, settings = _own_home(home), dict[str, str]()
     argv = ["ssh", "-G", "-T", "-v", *config_of(home), *_login_flags(host), "--", host.address]
     try:
         env = tool_environment(os.environ, "ssh")
@@ -64,14 +65,12 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
             argv, env=env, input="", capture_output=True, text=True, errors="replace", timeout=CONFIG_S, check=False
         )
     except FileNotFoundError:
-        raise ConfigError(
-            f"cannot read {what}, because ssh is not installed here: install the OpenSSH client"
-        ) from None
+        raise ConfigError(f"cannot read {_CONFIG}, because ssh is not here: install the OpenSSH client") from None
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{what}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
+        raise ConfigError(f"{_CONFIG}: ssh did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("debug1: ", "OpenSSH_"))]
-        raise ConfigError(f"{what}: {(lines or ['it cannot be read'])[0]}")
+        raise ConfigError(f"{_CONFIG}: {(lines or ['it cannot be read'])[0]}")
     for key, _, value in (line.partition(" ") for line in done.stdout.splitlines()):
         settings[key] = f"{settings[key]}\n{value}" if key in settings else value
     for key in _KNOWN_HOSTS:  # ssh -G prints paths without quotes, in the home folder of the system
@@ -145,14 +144,12 @@ def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
         if not path.is_file() or not os.access(path, os.R_OK):
             continue  # most of the files do not exist
         for line in path.read_text(errors="replace").splitlines():
-            words = line.split()
-            marker = words.pop(0) if words and words[0].startswith("@") else ""
-            if marker not in ("", "@revoked") or line.startswith("#") or len(words) < 3:
-                continue
-            if not _is_named(name.lower(), words[0]):
+            fields = line.split()
+            marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+            if marker not in ("", "@revoked") or line.startswith("#") or len(fields) < 3:
                 continue
             with suppress(SSHException, InvalidHostKey):
-                if entry := HostKeyEntry.from_line(" ".join(words)):
+                if _is_named(name.lower(), fields[0]) and (entry := HostKeyEntry.from_line(" ".join(fields))):
                     (revoked if marker else keys).append(entry.key)
     return KnownKeys(keys=tuple(keys), revoked=tuple(revoked))
 
@@ -163,8 +160,8 @@ def _is_named(name: str, patterns: str) -> bool:
         salt, _, digest = patterns[3:].partition("|")
         with suppress(ValueError):  # it is not base64
             return hmac.digest(b64decode(salt), name.encode(), "sha1") == b64decode(digest)
-    found = [pattern for pattern in patterns.lower().split(",") if _matches(name, pattern.removeprefix("!"))]
-    return bool(found) and not any(pattern.startswith("!") for pattern in found)
+    matching = [pattern for pattern in patterns.lower().split(",") if _matches(name, pattern.removeprefix("!"))]
+    return bool(matching) and not any(pattern.startswith("!") for pattern in matching)
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -391,8 +388,7 @@ def _why(error: Exception, hop: _Hop) -> str:
     place = f"{connection.host}:{connection.port}"
     match error:
         case BadHostKeyException():
-            known = KnownKeys(keys=(error.expected_key,), revoked=())
-            return _refusal(_typed(host), hop.known_name, known, error.key)
+            return _refusal(_typed(host), hop.known_name, KnownKeys(keys=(error.expected_key,), revoked=()), error.key)
         case _HostKeyError():
             return str(error)
         case PasswordRequiredException():

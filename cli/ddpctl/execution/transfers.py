@@ -5,13 +5,13 @@ import re
 import select
 import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from tempfile import TemporaryFile
+from typing import IO, Any, TextIO
 
 from ddpctl.command import TIMED_OUT, Command, FilePart, Output, Transfer
 from ddpctl.errors import CannotWriteError, NoInputError
@@ -33,7 +33,7 @@ class Display:
 
     def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self._totals = [(one.num_bytes, one.num_files) for one in transfers]
+        self._totals = [(transfer.num_bytes, transfer.num_files) for transfer in transfers]
         self._done = [(0, 0)] * len(transfers)
         self._ended = 0
         self._lock = threading.Lock()
@@ -77,20 +77,29 @@ class Display:
         moved, total = human_size(num_bytes), human_size(all_bytes)
         if moved.split()[1] == total.split()[1]:
             moved = moved.split()[0]
-        words = [f"{moved}/{total}", f"{num_files:,}/{all_files:,} files"]
+        parts = [f"{moved}/{total}", f"{num_files:,}/{all_files:,} files"]
         if len(self._totals) > 1:
-            words.append(f"{self._ended}/{len(self._totals)} hosts")
+            parts.append(f"{self._ended}/{len(self._totals)} hosts")
         if took_s > 0:
-            words.append(f"{human_size(int(num_bytes / took_s))}/s")
+            parts.append(f"{human_size(int(num_bytes / took_s))}/s")
         if 0.0 < part < 1.0:
-            words.append(f"{format_duration(took_s * (1 - part) / part)} left")
-        text = ", ".join(words)
+            parts.append(f"{format_duration(took_s * (1 - part) / part)} left")
+        text = ", ".join(parts)
         if not width:
             return f"  {part:4.0%}  {text}"
         bar = min(30, width - len(text) - 5)
         filled = round(part * bar)
         drawn = f"[{'#' * filled}{'-' * (bar - filled)}] " if bar >= _LEAST_BAR else ""
         return cut(f"  {drawn}{text}", width, plain=True)
+
+
+@contextmanager
+def text_file(text: str | None) -> Iterator[IO[bytes]]:
+    """Yield a file for the streams of a process that contains ``text``. No thread serves a pipe while it runs."""
+    with TemporaryFile() as file:
+        file.write((text or "").encode(errors="surrogateescape"))
+        file.seek(0)
+        yield file
 
 
 def move(
@@ -108,16 +117,11 @@ def move(
     started = False
     try:
         with ExitStack() as stack:
-            # Files instead of pipes, because no thread serves pipes while the process runs.
-            error = stack.enter_context(tempfile.TemporaryFile())
+            error = stack.enter_context(text_file(None))
             reads = transfer.reads
-            source = Path(reads.path).open("rb") if reads else tempfile.TemporaryFile()  # noqa: SIM115
+            source = Path(reads.path).open("rb") if reads else text_file(command.stdin)  # noqa: SIM115
             stdin = stack.enter_context(source)
-            if reads:
-                stdin.seek(reads.start)
-            if command.stdin is not None:
-                stdin.write(command.stdin.encode(errors="surrogateescape"))
-                stdin.seek(0)
+            stdin.seek(reads.start if reads else 0)
             process = stack.enter_context(start(stdin=stdin, stderr=error))
             started = True
             ends = stdin.fileno(), process.stdout.fileno()

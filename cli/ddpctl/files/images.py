@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Engine = Literal["docker", "podman"]
-_VERSIONS = (
+VERSIONS = (  # a program that prints the versions of the software in an image, one a line
     "from importlib.metadata import version, PackageNotFoundError as E\n"
     "import platform; print('python', platform.python_version())\n"
     "for name in ('ddpctl', 'torch', 'torchvision', 'numpy'):\n"
@@ -56,42 +56,22 @@ def read_inspect(reference: str, stdout: str) -> Image:
         raise ValueError(f"cannot read the output of image inspect: {error}") from None
 
 
-def digest_of(reference: str) -> str | None:
-    """Return the digest in a reference, or None if the reference has only a tag."""
-    _, at, digest = reference.partition("@")
-    return digest if at else None
-
-
-def difference(wanted: Image, found: Image) -> str:
+def difference(wanted: Image, held: Image) -> str:
     """Return how the images differ, or an empty string if they are the same image.
 
     Images are the same if they have the same ID or a common registry digest. Copies of one image can have different
     digests, because a registry may store the image with another manifest. Copies can also have different IDs, because
     in containerd's image store the ID is the digest of a manifest.
     """
-    digests = {digest_of(one) for one in wanted.digests} & {digest_of(one) for one in found.digests}
-    if wanted.id == found.id or digests:
+    digests, others = ({name.partition("@")[2] for name in image.digests} for image in (wanted, held))
+    if wanted.id == held.id or digests & others:
         return ""
-    return f"{found.reference} is image {pin(found)}, but {pin(wanted)} was expected"
+    return f"{held.reference} is image {pin(held)}, but {pin(wanted)} was expected"
 
 
 def pin(image: Image) -> str:
     """Return the digest of the image in a registry. If it has none, return its ID."""
-    return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
-
-
-def build_line(
-    engine: Engine, *, tag: str, dockerfile: str, context: str, build_args: tuple[str, ...] = ()
-) -> tuple[str, ...]:
-    """Return the command that builds an image."""
-    options = [word for pair in build_args for word in ("--build-arg", pair)]
-    return (engine, "build", "--file", dockerfile, "--tag", tag, *options, context)
-
-
-def versions_line(engine: Engine, reference: str) -> tuple[str, ...]:
-    """Return the command that prints the versions of the software in an image, one per line."""
-    options = ("--rm", "--network", "none", "--entrypoint", "python")
-    return (engine, "run", *options, reference, "-c", _VERSIONS)
+    return image.digests[0].partition("@")[2] if image.digests else image.id
 
 
 def human_size(size: int) -> str:

@@ -13,7 +13,6 @@ import io
 import lzma
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from ddpwire.version import __version__
@@ -35,7 +34,14 @@ def main() -> None:
 def wheel() -> bytes:
     """Return the wheel as bytes (PEP 427)."""
     about = f"ddpctl-{__version__}.dist-info"
-    files = dict(_sources())
+    files: dict[str, bytes] = {}
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            sys.exit(f"the package {package}, a part of ddpctl, is not installed here")
+        top = Path(spec.submodule_search_locations[0])
+        paths = sorted(path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        files |= {f"{package}/{path.relative_to(top)}": path.read_bytes() for path in paths}
     files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: ddpctl\nVersion: {__version__}\n".encode()
     files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: ddpctl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{about}/entry_points.txt"] = _PROGRAMS.encode()
@@ -51,17 +57,6 @@ def wheel() -> bytes:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, data)
     return buffer.getvalue()
-
-
-def _sources() -> Iterator[tuple[str, bytes]]:
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            sys.exit(f"the package {package}, a part of ddpctl, is not installed here")
-        top = Path(spec.submodule_search_locations[0])
-        for path in sorted(top.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield f"{package}/{path.relative_to(top)}", path.read_bytes()
 
 
 if __name__ == "__main__":

@@ -115,11 +115,11 @@ def unused_gpus(job: JobSpec) -> str:
 
 
 def unexpanded(job: JobSpec) -> str:
-    """Return a warning if a value of ``job.env`` refers to another variable, and otherwise an empty string."""
-    names = [name for name, value in job.env.items() if re.search(r"\$(\{)?[A-Za-z_]\w*(?(1)\})", value)]
+    """Return a warning if a value of ``job.env`` refers to a variable or a home folder, else an empty string."""
+    names = [name for name, value in job.env.items() if re.search(r"\$(\{)?[A-Za-z_]\w*(?(1)\})|(^|:)~/", value)]
     if not names:
         return ""
-    return f"env: {', '.join(names)}: no shell expands the $: write the whole value"
+    return f"env: {', '.join(names)}: no shell expands $ and ~: write the whole value"
 
 
 def command_line(job: JobSpec) -> str:

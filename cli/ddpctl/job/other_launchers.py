@@ -52,6 +52,7 @@ LAUNCHERS: Mapping[tuple[str, ...], Mapping[str, str]] = {
     ("accelerate", "launch"): ACCELERATE,
     ("-m", "accelerate.commands.launch"): ACCELERATE,
     ("deepspeed",): DEEPSPEED,
+    ("-m", "deepspeed.launcher.runner"): DEEPSPEED,
 }
 WITHOUT_COUNTERPART = frozenset({"mpirun", "mpiexec", "horovodrun", "srun", "colossalai", "composer"})
 ONLY_OF_TORCHRUN = frozenset(TORCHRUN) - {"m", "module"} | {"no-python", "run-path", "log-dir", "redirects", "tee"}

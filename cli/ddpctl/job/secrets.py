@@ -31,24 +31,21 @@ _FLAG = r"--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z]"
 def exposed(job: JobSpec) -> str | None:
     """Return a warning if a variable of ``job.env`` looks like a secret, otherwise None."""
     names = [name for name, value in job.env.items() if looks_secret(name, value)]
-    if not names:
-        return None
-    return (
-        f"env: {', '.join(names)} would be visible in specs and records: "
-        f"to pass {'it' if len(names) == 1 else 'them'} from your environment, set secrets: [{', '.join(names)}]"
-    )
+    return _warning(f"env: {', '.join(names)}", "specs and records", names)
 
 
 def exposed_arguments(job: JobSpec) -> str | None:
     """Return a warning if an option of a command looks like a secret, otherwise None."""
-    names = tuple(dict.fromkeys(name for name, value in _options(job) if looks_secret(name, value)))
-    if not names:
+    names = list(dict.fromkeys(name for name, value in _options(job) if looks_secret(name, value)))
+    variables = [re.sub("[-.]", "_", name.strip("-")).upper() for name in names]
+    return _warning(", ".join(names), "specs, records and process lists", variables)
+
+
+def _warning(exposed: str, places: str, variables: Sequence[str]) -> str | None:
+    if not variables:
         return None
-    variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
-    return (
-        f"{', '.join(names)} would be visible in specs, records and process lists: "
-        f"to pass {'it' if len(names) == 1 else 'them'} from your environment, set secrets: [{variables}]"
-    )
+    advice = f"to pass {'it' if len(variables) == 1 else 'them'} from your environment, set secrets: "
+    return f"{exposed} would be visible in {places}: {advice}[{', '.join(variables)}]"
 
 
 def options_of(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
 from ddpwire import names
+from ddpwire.machine import MAX_PORT
 from ddpwire.version import __version__
 
 # The image that a release publishes. A spec's default image is defined only here.
@@ -65,23 +66,17 @@ TIME_PATTERN = re.compile(
     rf"(?=[1-9])(?:[0-9]{{1,9}}d)?(?:[0-9]{{1,9}}h)?(?:[0-9]{{1,9}}m)?(?:[0-9]{{1,9}}s)?|{_CLOCK}"
 )
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-MAX_PORT = 65535
 STORE = matching(
     r"[a-z][a-z0-9]{0,15}://[A-Za-z0-9][A-Za-z0-9._/=+-]{0,511}",  # no user, password or query
     "expected the URL of an object store, such as s3://BUCKET/PATH",
 )
 
 
-def check_size(size: str) -> str:
-    """Check that the text is a size such as ``64Gi``. Raises ValueError."""
-    if not SIZE_PATTERN.fullmatch(size):
-        raise ValueError(
-            "expected a whole number and Mi, Gi or Ti, such as 64Gi, or M, G or T as the scheduler has them"
-        )
-    return size
-
-
-SIZE = Rule(check_size, {"pattern": SIZE_PATTERN.pattern})
+SIZE = matching(
+    SIZE_PATTERN.pattern,
+    "expected a whole number and Mi, Gi or Ti, such as 64Gi, or M, G or T as the scheduler has them",
+)
+check_size = SIZE.check
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
@@ -100,11 +95,6 @@ def time_s(text: str) -> int:
         hours, minutes, seconds = (*map(int, clock.split(":")), 0, 0)[:3]
         return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([smhd])", text))
-
-
-def is_port(text: str) -> bool:
-    """Return whether a text is the number of a TCP port."""
-    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= MAX_PORT
 
 
 def size_bytes(size: str) -> int:

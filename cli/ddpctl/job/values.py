@@ -67,14 +67,6 @@ def read_json(value: Any) -> Any:
     return int(value) if _WHOLE.fullmatch(value) else float(value)
 
 
-def _read_truth(text: Text) -> bool:
-    if text in ("true", "false") and not text.quoted:
-        return text == "true"
-    if meant := _TRUTH.get(text.lower()):
-        raise ValueError(f"{quote(text)} is ambiguous in YAML; write {meant}")
-    raise ValueError(f"{quote(text)} is not a truth value; write true or false")
-
-
 def _read_number(base: type, value: str) -> int | float:
     if not isinstance(value, Text):  # of a flag
         try:
@@ -101,7 +93,11 @@ def _read(base: Any, optional: bool, value: Any) -> Any:
     if kind in (int, float, bool) and is_null(value):
         raise ValueError(f"has no value; write {words_of(base)}")
     if kind is bool and isinstance(value, Text):
-        return _read_truth(value)
+        if value in ("true", "false") and not value.quoted:
+            return value == "true"
+        meant = _TRUTH.get(value.lower())
+        problem = f"is ambiguous in YAML; write {meant}" if meant else "is not a truth value; write true or false"
+        raise ValueError(f"{quote(value)} {problem}")
     if kind in (int, float) and isinstance(value, bool):
         raise ValueError(f"{value} is not {words_of(base)}")
     return _read_number(base, value) if kind in (int, float) and isinstance(value, str) else value

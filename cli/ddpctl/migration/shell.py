@@ -17,14 +17,16 @@ _SUBSTITUTION = rf"\$(?:{_PARENTHESES}|{_BRACES})|`[^`]{{0,2000}}+`"
 _DOUBLE = rf'"(?:\\[\s\S]|{_SUBSTITUTION}|[^"\\])*+"'
 _PIECE = rf"\\[^\n]|'[^']*'|{_DOUBLE}|{_SUBSTITUTION}"
 _WORD = rf"(?:{_PIECE}|[^\s;&|<>()\\]|\\(?!\n))++"
+_ARRAY = re.compile(rf"(?P<name>\w+)\+?=\((?P<items>(?:\s|\\\n|#[^\n]*|{_WORD})*+)\)")
+_ITEM = re.compile(rf"#[^\n]*|({_WORD})")
 _TOKEN = re.compile(
-    rf"(?P<blank>(?:[ \t\r]|\\\r?\n)+)|(?P<comment>\#[^\n]*)"
-    rf"|(?P<here><<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote))"
-    rf"|(?P<array>\w+\+?=\()|(?P<redirect>\d*(?:&>>?|>>|>&|<&|<<<|>\||[<>])[ \t]*(?:{_WORD})?)"
-    rf"|(?P<operator>&&|\|\||;;|[;&|()\n])|(?P<word>{_WORD})|(?P<other>[\s\S])"
+    rf"(?P<blank>(?:[ \t\r]|\\\r?\n)+|\#[^\n]*)"
+    rf"|(?P<redirect>\d*(?:&>>?|>>|>&|<&|<<<|<<-?|>\||[<>])[ \t]*(?:{_WORD})?)"
+    rf"|(?P<operator>&&|\|\||;;|[;&|()\n])|(?P<word>{re.sub('[?]P<[a-z]+>', '?:', _ARRAY.pattern)}|{_WORD}|[\s\S])"
 )
+_DOCUMENT = re.compile(r"^([^#\n]*(?<!<)<<-?[ \t]*(['\"]?)(\w+)\2.*\n)((?:.*\n){0,1000}?\t*\3)$", re.MULTILINE)
 _PARTS = re.compile(rf"(?P<piece>{_PIECE})|\$(?P<name>\w+)|(?P<rest>[\s\S])")
-_VARIABLE = re.compile(r"\{(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{(\w+)(\[[@*]\])?(?:(:?[-=])(.*))?\}", re.DOTALL)
 _FIELD = re.compile(rf"(?:{_SUBSTITUTION}|\S)+")
 _OPENING = {
     "if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}", "(": ")",
@@ -37,55 +39,32 @@ class Statement(NamedTuple):
 
     line: int
     text: str  # its source
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # an array with its name is one of them
     redirects: bool = False
     after: str = ""  # |, || or &&, if it stands between the statement before it and this one
     inside: bool = False  # of an if, a loop, a function or a subshell, so it may not run, or run several times
 
 
 def statements(script: str) -> Iterator[Statement]:
-    """Yield the simple commands of a script. An array is one word: ``NAME=(`` and its words, joined by NUL."""
-    words: list[str] = []
-    ends: list[str] = []  # the words that close the blocks around this position
-    array = here = ""
-    redirects, after = False, ""
-    position = begin = end = 0
-    while position <= len(script):
-        match = _TOKEN.match(script, position)
-        kind, text = (match.lastgroup, match[0]) if match else ("operator", "\n")  # the end of the script
-        is_blank = kind in ("blank", "comment")
-        begin = begin if words or array or redirects or is_blank else position
-        position += len(text)
-        redirects = redirects or kind in ("redirect", "here")
-        here = match["end"] if match and kind == "here" else here
-        if kind == "array":
-            array = text
-        elif kind in ("word", "other") and array:
-            array += f"\0{text}"
-        elif kind in ("word", "other") or (array and text == ")"):
-            words.append(array or text)
-            array = ""
-        if kind != "operator" or (array and match):
-            end = end if is_blank else position
+    """Yield the simple commands of a script, without here-documents."""
+    script = _DOCUMENT.sub(lambda match: match[1] + "\n" * match[4].count("\n"), script)
+    tokens: list[re.Match[str]] = []  # of the next statement
+    ends: list[str] = []  # the words that close the blocks around it
+    after = ""
+    for match in _TOKEN.finditer(script + "\n"):
+        if match.lastgroup != "operator":
+            tokens += [match] if tokens or match.lastgroup != "blank" else []
             continue
         inside = bool(ends)
-        words = _without_keywords(words, ends)
-        if source := script[begin:end].strip():
+        words = _without_keywords([token[0] for token in tokens if token.lastgroup == "word"], ends)
+        if tokens:
+            begin = tokens[0].start()
+            end = max(token.end() for token in tokens if token.lastgroup != "blank")
+            redirects = any(token.lastgroup == "redirect" for token in tokens)
             line = 1 + script.count("\n", 0, begin)
-            yield Statement(line, source, tuple(words), redirects, after, inside or bool(ends))
-        if text in "()":
-            _without_keywords([text], ends)
-        words, redirects, begin, end = [], False, position, position
-        after = text if text in ("|", "||", "&&") else ""
-        if here and text == "\n":
-            position, here = _end_of_document(script, position, here), ""
-        position += 1 if not match else 0
-
-
-def _end_of_document(script: str, position: int, word: str) -> int:
-    """Return the position below a here-document that ends with this word."""
-    match = re.compile(rf"^\t*{re.escape(word)}$", re.MULTILINE).search(script, position)
-    return match.end() if match else len(script)
+            yield Statement(line, script[begin:end], tuple(words), redirects, after, inside or bool(ends))
+        _without_keywords([match[0]], ends)
+        tokens, after = [], match[0] if match[0] in ("|", "||", "&&") else ""
 
 
 def _without_keywords(words: list[str], ends: list[str]) -> list[str]:
@@ -110,22 +89,29 @@ class Variables:
     unknown: set[str] = field(default_factory=set)
     defaults: list[str] = field(default_factory=list)  # variables whose default was taken
 
-    def set(self, name: str, value: str | list[str], *, sure: bool) -> None:
-        """Set a variable. If it is not ``sure`` that the script does so, its text becomes unknown."""
-        if sure:
+    def assign(self, word: str, *, sure: bool) -> tuple[str, str]:
+        """Set a variable by ``NAME=VALUE``, and return its name and text.
+
+        If it is not ``sure`` that the script does so, its text is unknown from here on.
+        """
+        name, equals, raw = word.partition("=")
+        before = self.known.get(name := name.removesuffix("+"), "" if equals else f"${name}")
+        value: str | list[str] = self._expand(raw, split=False) if equals else before
+        if array := _ARRAY.fullmatch(word):
+            value = [part for item in _ITEM.findall(array["items"]) for part in self.expand(item)]
+        if word.startswith(f"{name}+=") and type(before) is type(value):
+            value = before + value  # type: ignore[operator]
+        if equals and sure:
             self.known[name] = value
-        else:
+        elif equals:
             self.known.pop(name, None)
             self.unknown.add(name)
+        return name, value if isinstance(value, str) else " ".join(value)
 
     def expand(self, word: str) -> list[str]:
         """Return the fields of a word, without quotes. What is unknown stays as it is."""
         is_quoted = re.search("['\"]", word) is not None
         return [part for part in self._expand(word).split("\0") if part or is_quoted]
-
-    def text(self, word: str) -> str:
-        """Return the value of an assignment, which is not split into fields."""
-        return self._expand(word, split=False)
 
     def _expand(self, word: str, *, quoted: bool = False, split: bool = True) -> str:
         result = ""
@@ -139,28 +125,21 @@ class Variables:
                 result += self._expand(piece[1:-1].replace("\\\n", ""), quoted=True, split=False)
             elif piece.startswith("\\"):
                 result += piece[1:] if not quoted or piece[1] in '$`"\\' else piece
-            elif piece.startswith("${"):
-                variable = _VARIABLE.fullmatch(piece[1:])
-                result += self._braces(variable, piece, split=split) if variable else piece
-            elif piece.startswith(("$((", "$(expr ")):
-                result += self._product(piece)
+            elif variable := _VARIABLE.fullmatch(piece):
+                name, every, operator, default = variable.groups()
+                if operator and name not in self.known and name not in self.unknown:
+                    self.defaults.append(name)
+                    result += (value := self._expand(default, split=split))
+                    self.known |= {name: value} if "=" in operator else {}
+                else:
+                    result += self._value(name, piece, split=split or bool(every))
             else:
-                result += match[0]
+                result += self._product(piece) if piece.startswith(("$((", "$(expr ")) else match[0]
         return result
 
-    def _braces(self, match: re.Match[str], text: str, *, split: bool) -> str:
-        name, every, operator, default = match.groups()
-        if operator and name not in self.known and name not in self.unknown:
-            self.defaults.append(name)
-            value = self._expand(default, split=split)
-            if "=" in operator:
-                self.known[name] = value
-            return value
-        return self._value(name, text, split=split or bool(every))
-
     def _value(self, name: str, text: str, *, split: bool) -> str:
-        value = self.known.get(name)
-        if value is None:
+        value = self.known.get(name, text)
+        if value is text:
             return text
         fields = value if isinstance(value, list) else _FIELD.findall(value)
         return "\0".join(fields) if split else value if isinstance(value, str) else " ".join(value)

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from ddpctl.errors import UnavailableError, UsageError
-from ddpctl.job.spec import MAX_PORT, is_port
 from ddpctl.monitoring.alerts import promql_duration
 from ddpctl.text import quote
+from ddpwire.machine import MAX_PORT
 
 JOB = "ddp"
 HEAD = """\
@@ -41,7 +41,7 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
         name, _, port = setting.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in ports:
             raise UsageError(f"--exporter: {quote(name)} is invalid or in use: expected NAME=PORT, such as dcgm=9400")
-        if not is_port(port):
+        if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= MAX_PORT:
             raise UsageError(f"--exporter {name}: {quote(port)} is not a port: expected 1 to {MAX_PORT}")
         ports[name] = int(port)
     return tuple(ports.items())

@@ -20,6 +20,7 @@ from ddpctl.monitoring.prometheus import Scraping, is_reachable, prometheus_yml
 from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import read_regular, write_atomic
 
+FOLDER = ".monitoring"  # for the files and the data, in the folder of the runs; no run can have this name
 PROJECT = "ddpctl-monitor"
 MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
 DASHBOARDS = ("run", "fleet")
@@ -50,15 +51,10 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
     return {**files, **{name: static_file(name) for name in COMPOSE_FILES}}
 
 
-def folder_of(root: Path) -> Path:
-    """Return the folder for the files and the data. No run can have this folder's name."""
-    return root / ".monitoring"
-
-
 def urls_of(root: Path) -> dict[str, str]:
     """Return the URL of each service, with the ports from ``.env``. Return no URLs if there is no such file."""
     try:
-        lines = (folder_of(root) / ".env").read_text().splitlines()
+        lines = (root / FOLDER / ".env").read_text().splitlines()
     except OSError:
         return {}
     env = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -105,7 +101,7 @@ def up(
 
     ``ports``: the ports of Prometheus and Grafana. Return the URL of each service.
     """
-    folder, urls = folder_of(context.root), _urls(*ports)
+    folder, urls = context.root / FOLDER, _urls(*ports)
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, folder, "ps", "-q")))
     if not running.stdout.strip():
@@ -129,14 +125,21 @@ def up(
     write_files(folder, {**compose_files(scraping, limits), ".env": env_file}, force=True)
     todo = f" ({BY_HAND}, or set PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
     _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *only), todo)
+    deadline = time.monotonic() + READY_S
     for service in only:
-        _wait(service, urls[service], f"{' '.join((*compose, 'logs', service))} in {folder}")
+        while not is_reachable(urls[service]):
+            if time.monotonic() > deadline:
+                late = f"{service} does not answer at {urls[service]} after {READY_S:g} s"
+                raise UnavailableError(
+                    f"{late}; for the cause, run {' '.join((*compose, 'logs', service))} in {folder}"
+                )
+            time.sleep(0.2)
     return urls
 
 
 def down(context: AppContext, *, forget: bool) -> bool:
     """Remove the containers. If ``forget``, also delete their data. Return False if there is nothing to remove."""
-    folder = folder_of(context.root)
+    folder = context.root / FOLDER
     if not (folder / "compose.yaml").exists():
         return False
     compose = context.executor.perform(find_compose())
@@ -179,16 +182,6 @@ def _run(context: AppContext, command: Command, todo: str = "") -> None:
 
 def _urls(*ports: object) -> dict[str, str]:
     return {service: f"http://127.0.0.1:{port}" for service, port in zip(SERVICES, ports, strict=True)}
-
-
-def _wait(service: str, url: str, where: str) -> None:
-    deadline = time.monotonic() + READY_S
-    while not is_reachable(url):
-        if time.monotonic() > deadline:
-            raise UnavailableError(
-                f"{service} does not answer at {url} after {READY_S:g} s; for the cause, run {where}"
-            )
-        time.sleep(0.2)
 
 
 def dashboard_config_maps() -> str:

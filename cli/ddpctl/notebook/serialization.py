@@ -34,7 +34,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         raise UnavailableError(
             f"sending a function needs cloudpickle, which {sys.executable} lacks: pip install cloudpickle"
         ) from None
-    called = title(function)
+    called = f"{name_of(function)}()"
     parts = [("argument", f"args[{number}]", value) for number, value in enumerate(args)]
     parts += [("argument", name, value) for name, value in kwargs.items()]
     for kind, name, value in [*parts, *_used(function)]:
@@ -128,11 +128,6 @@ def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     while isinstance(function, partial):
         function = function.func
     return function
-
-
-def title(function: Callable[..., Any]) -> str:
-    """Return the name of a function with parentheses, such as ``train()``."""
-    return f"{name_of(function)}()"
 
 
 def _device_of(value: object) -> str:

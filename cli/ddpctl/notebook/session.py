@@ -72,7 +72,8 @@ def run(
 ) -> Any:
     """Do what ``ddpctl.notebook.launch`` documents. ``fields``: those arguments that are fields of JobSpec."""
     # In messages, show the name of the function instead of the module that calls it.
-    module, shown = "ddpctl.notebook.rank_main", callee if isinstance(callee, str) else serialization.title(callee)
+    module = "ddpctl.notebook.rank_main"
+    shown = callee if isinstance(callee, str) else f"{serialization.name_of(callee)}()"
     context = AppContext(
         executor=_executor(),
         root=run_store.state_dir(os.environ),
@@ -229,30 +230,21 @@ def _judge(record: Run, state: RunStatus, calls: Path | None) -> None:
     outcome = state.outcome
     if not state.code or (outcome and outcome.cause == "stopped" and outcome.code == Exit.SAVED_TERM):
         return
-    rank = outcome.rank if outcome else None
-    story = calls / FAILURE.format(rank=rank) if calls and rank is not None else None
-    if story is not None and story.exists():
-        raise _rank_error(pickle.loads(story.read_bytes()), rank, int(state.code))  # noqa: S301 (our own rank wrote it)
-    last = ""
-    if rank is not None and outcome is not None:
+    rank, message, original = outcome.rank if outcome else None, state.message, b""
+    place: dict[str, Any] = {}
+    if outcome and rank is not None:
         log = Path(record.folder) / node_name(outcome.node or 0) / rank_log(rank)
-        last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:]) if log.exists() else ""
-    raise RankError(state.message, rank=rank, code=int(state.code), traceback=last)
-
-
-def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
-    where = f"{story['cell']}, line {story['line']}"
-    error = RankError(
-        f"rank {rank} failed in {where}: {story['message']}",
-        rank=rank,
-        cell=story["cell"],
-        line=story["line"],
-        code=code,
-        traceback=story["traceback"],
-    )
+        if calls and (path := calls / FAILURE.format(rank=rank)).exists():
+            failure = pickle.loads(path.read_bytes())  # noqa: S301 (our own rank wrote it)
+            place = {name: failure[name] for name in ("cell", "line", "traceback")}
+            message = f"rank {rank} failed in {place['cell']}, line {place['line']}: {failure['message']}"
+            original = failure["original"]
+        elif log.exists():
+            place["traceback"] = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+    error = RankError(message, rank=rank, code=int(state.code), **place)
     with suppress(Exception):  # it could not be pickled, or its __init__ needs other arguments
-        error.__cause__ = pickle.loads(story["original"])  # noqa: S301
-    return error
+        error.__cause__ = pickle.loads(original)  # noqa: S301
+    raise error
 
 
 # Show the log and the progress of the run in the cell until the run ends. The log is read from the file of the node,
@@ -351,21 +343,18 @@ def restore(run: Run, root: Path) -> Run:
     folder = Path(run.folder)
     try:
         for name in dict.fromkeys((first, run.name)):
-            _copy(folder.parent / name, root / name)
+            source, target = folder.parent / name, root / name
+            target.mkdir(parents=True, exist_ok=True)
+            if (source / RECORD).exists():
+                shutil.copyfile(source / RECORD, target / RECORD)
+            if (source / CHECKPOINTS).exists():
+                options: dict[str, Any] = {"dirs_exist_ok": True, "copy_function": shutil.copyfile}
+                shutil.copytree(source / CHECKPOINTS, target / CHECKPOINTS, **options)
     except OSError as error:
         raise CannotWriteError(f"cannot copy {folder} to {root}: {error.strerror or error}") from None
     copy = replace(run, folder=str(root / run.name), checkpoint_dir=str(root / first / CHECKPOINTS))
     run_store.save(copy)
     return copy
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for name in (RECORD, CHECKPOINTS):
-        if (source / name).is_dir():
-            shutil.copytree(source / name, target / name, dirs_exist_ok=True, copy_function=shutil.copyfile)
-        elif (source / name).exists():
-            shutil.copyfile(source / name, target / name)
 
 
 def _runs_below(top: Path) -> list[Run]:

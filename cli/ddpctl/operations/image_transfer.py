@@ -151,7 +151,7 @@ def pack(
     if len(members) != len(image.layers):
         raise DdpctlError(f"{engine} save {image.reference} wrote {len(members)} layers of {len(image.layers)}")
     # Several layers can be equal. Docker writes the first, and a link for each other one.
-    wanted = dict(reversed([*zip((digest_hex(layer) for layer in image.layers), members, strict=True)]))
+    wanted = dict(reversed([*zip((layer.removeprefix("sha256:") for layer in image.layers), members, strict=True)]))
     blobs = [Blob(digest=PurePath(config).stem, name=f"{PurePath(config).stem}.json")]
     blobs += [Blob(digest=digest, name=f"{digest}.tar.{codec}") for digest in wanted if digest in missing]
     packed = []
@@ -195,7 +195,7 @@ def send(survey: Survey, blob: Blob, say: str = "") -> Verb[int]:
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
     """Load the image on a host from its blobs, and return the image that the host then has. Raises UnavailableError."""
-    layers = [f"{digest_hex(layer)}.tar" for layer in image.layers]
+    layers = [f"{layer.removeprefix('sha256:')}.tar" for layer in image.layers]
     manifest = [{"Config": config.name, "RepoTags": [image.reference], "Layers": layers}]
     argv = ("sh", "-c", _LOAD, "sh", engine, json.dumps(manifest), config.name, *dict.fromkeys(names))
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
@@ -203,11 +203,6 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
     (held,) = yield (Command(argv=inspect_line(engine, image.reference), host=host),)
     held.check(f"{engine} load did not create {image.reference}")
     return read_inspect(image.reference, held.stdout)
-
-
-def digest_hex(digest: str) -> str:
-    """Return the hexadecimal digits of a digest such as ``sha256:0123...``."""
-    return digest.removeprefix("sha256:")
 
 
 # The complete transfer
@@ -245,7 +240,7 @@ def ship(
 def _pack(
     context: AppContext, engine: Engine, image: Image, surveys: Sequence[Survey], folder: Path
 ) -> tuple[Blob, tuple[Blob, ...]]:
-    digests = [digest_hex(layer) for layer in image.layers]
+    digests = [layer.removeprefix("sha256:") for layer in image.layers]
     missing = frozenset(digest for digest in digests for survey in surveys if not survey.blob_of(digest))
     codec = context.executor.perform(choose_codec(surveys))
     if codec == "gz":
@@ -260,7 +255,10 @@ def _pack(
 
 def _deliver(engine: Engine, image: Image, survey: Survey, config: Blob, layers: Sequence[Blob]) -> Verb[int]:
     """Send a host what it lacks, and load the image there. Return the number of bytes sent. Raises UnavailableError."""
-    blobs, digests = {layer.digest: layer for layer in layers}, [digest_hex(layer) for layer in image.layers]
+    blobs, digests = (
+        {layer.digest: layer for layer in layers},
+        [layer.removeprefix("sha256:") for layer in image.layers],
+    )
     lacking = [blobs[digest] for digest in dict.fromkeys(digests) if not survey.blob_of(digest)]
     number, total = len(set(digests)), human_size(sum(blob.size for blob in lacking))
     say = f"{survey.host}: has {number - len(lacking)} of {number} layers, {total} to send"

@@ -27,7 +27,7 @@ from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import TRAINER, Plan, Request, program, title
 from ddpctl.operations import lost_replies, run_folders
-from ddpctl.operations.replacement import Replacement
+from ddpctl.operations.replacement import replacing_lost_nodes
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Launch, Run
@@ -64,7 +64,7 @@ class AppContext:
     emit: Callable[[str], None]  # prints a line for the user
 
 
-def open_context(environ: Mapping[str, str]) -> AppContext:
+def open_context(environ: Mapping[str, str] = os.environ) -> AppContext:
     """Return the context of this process. Its ``emit`` prints to stderr."""
     return AppContext(
         executor=Executor(environ),
@@ -78,23 +78,14 @@ def open_context(environ: Mapping[str, str]) -> AppContext:
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
     """Return a run by its name, or by its folder if ``name`` has a slash. ``task`` selects a task of an array."""
-    if name and "/" in name:
-        run = run_folders.load(Path(name).absolute(), kind=targets.default_kind({})[0])
-    else:
-        run = run_store.load(context.root, name)
+    run = run_folders.load(Path(name).absolute()) if name and "/" in name else run_store.load(context.root, name)
     if task is None:
         return run
-    tasks = target_of(run).tasks(run)
-    found = next((one for one in tasks if one.name == f"{run.name}.task-{task}"), None)
-    if found is None:
-        known = ", ".join(one.name.rpartition("-")[2] for one in tasks)
-        raise NoInputError(f"--task {task}: run '{run.name}' {f'has tasks {known}' if tasks else 'is not an array'}")
-    return found
-
-
-def in_folder(folder: Path) -> tuple[Run, ...]:
-    """Return the runs in a folder, including those that ddpctl did not launch. Raises NoInputError."""
-    return run_folders.load_all(folder.absolute(), kind=targets.default_kind({})[0])
+    tasks = {each.name.rpartition("-")[2]: each for each in target_of(run).tasks(run)}
+    if str(task) not in tasks:
+        known = f"has tasks {', '.join(tasks)}" if tasks else "is not an array"
+        raise NoInputError(f"--task {task}: run '{run.name}' {known}")
+    return tasks[str(task)]
 
 
 # Plan, submit, follow, stop
@@ -150,7 +141,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 
 def dry_run(context: AppContext, request: Request) -> None:
     """Print the commands that a launch would run."""
-    name, _ = _name(context, request)
+    name, _ = run_store.choose_name(context.root, request)
     run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
@@ -163,7 +154,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     """Start a run and save its record. If the launch fails or is interrupted, undo it as far as possible."""
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
-    name, base_name = _name(context, request)
+    name, base_name = run_store.choose_name(context.root, request)
     folder = run_store.create(context.root, name, resumes=_resumed_run(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
@@ -203,13 +194,6 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     return run
 
 
-def _name(context: AppContext, request: Request) -> tuple[str, str]:
-    """Return the run's name, and its base name if the name has a number of ddpctl's."""
-    if request.resumes and not request.name:
-        return run_store.next_name(context.root, request.resumes)
-    return request.name or run_store.new_name(context.root, request.job.name), ""
-
-
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
     """Print a run's logs until the run ends. Return its last status, and ddpctl's exit code.
 
@@ -223,9 +207,10 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
     target = target_of(run)
     ends_on = (signals.SIGTERM, signals.SIGHUP) if "tethered" in target.capabilities else (signals.SIGTERM,)
     stopper = Stopper(context, run, first="INT", ends_on=ends_on if launched else ())
+    query = LogQuery(follow=True, tail=tail)
     if "stop" not in target.capabilities:
         try:
-            context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)))
+            context.executor.perform(target.logs(run, query))
         except KeyboardInterrupt as error:
             state = RunStatus(run=run.name, state="running", message=target.exit_message(run))
             return state, interrupts.code_of(error)
@@ -235,13 +220,15 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         nonlocal run
         run = stopper.run = changed
 
-    with Replacement(context.executor, target, run, emit=context.emit, moved=moved, stopping=lambda: stopper.times > 0):
+    def is_stopping() -> bool:
+        return stopper.times > 0
+
+    with replacing_lost_nodes(context.executor, target, run, emit=context.emit, moved=moved, stopping=is_stopping):
         printed = False
         while True:
             try:
                 with suppress(CannotWriteError):  # if stdout cannot be written to, the run continues
                     if not printed:  # an interrupt after the end of the log does not print it again
-                        query = LogQuery(follow=True, tail=tail)
                         context.executor.perform(target.logs(run, query), on_interrupt=stopper)
                     printed = True
                 state, code = _ended(context, run, stopper)
@@ -259,7 +246,9 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
     """Wait until the run has ended. Return its last status, and ddpctl's exit code."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
-    state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
+        state = status(context, (run,))[0]
+    else:
+        state = _wait_until_ended(context, run, SETTLE_S)
     if state.alive:
         context.emit(f"the log can no longer be printed; run '{run.name}' keeps running, and Ctrl-C stops it")
     while state.alive:
@@ -450,7 +439,7 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """Return the status of each run in ``asked``, in the same order."""
-    found: dict[str, RunStatus] = {}
+    states: dict[str, RunStatus] = {}
     # A target's options may have changed between two runs.
     groups: dict[tuple[str, str], tuple[targets.Target, list[Run]]] = {}
     for run in asked:
@@ -459,19 +448,18 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
             target = target_of(run)
             groups.setdefault(key, (target, []))[1].append(lost_replies.with_handle(context.executor, target, run))
         except DdpctlError as error:  # one invalid record must not hide the other runs
-            found[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
+            states[run.name] = _with_local_facts(run, RunStatus(run=run.name, state="unknown", message=str(error)))
     for target, group in groups.values():
         try:
-            states = context.executor.perform(target.status(tuple(group), now=time.time()))
+            answers = context.executor.perform(target.status(tuple(group), now=time.time()))
         except DdpctlError as error:  # one target's error must not hide the other runs
-            states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
-        found |= {
-            run.name: _with_local_facts(run, run_folders.without_guess(run, state))
-            for run, state in zip(group, states, strict=True)
-        }
-    own = (run for run in asked if Path(run.folder).parent == context.root)
-    update_discovery(context.root, ((run, found[run.name]) for run in own))
-    return tuple(found[run.name] for run in asked)
+            answers = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
+        for run, state in zip(group, answers, strict=True):
+            states[run.name] = _with_local_facts(run, run_folders.without_guess(run, state))
+    update_discovery(
+        context.root, [(run, states[run.name]) for run in asked if Path(run.folder).parent == context.root]
+    )
+    return tuple(states[run.name] for run in asked)
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
@@ -479,7 +467,8 @@ def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:
     # The target did not answer, or knows nothing about the run's end.
     is_unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if is_unsure and (end := run_store.known_end(run)):
-        state = state.with_end(end)
+        exists = {name: getattr(state, name) for name in ("remains", "has_logs", "has_files")}
+        state = replace(end, nodes=state.nodes or end.nodes, **exists)  # what is newer: what still exists
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
@@ -532,17 +521,13 @@ def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
                     if is_targets_file_of(path.name, run.name):
                         path.unlink(missing_ok=True)
             elif run.elsewhere and status.nodes and "discovery" in targets.capabilities(run.kind):
-                _write_discovery(folder / targets_file_name(run.name), run, status)
-
-
-def _write_discovery(path: Path, run: Run, status: RunStatus) -> None:
-    endpoints = [
-        MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
-        for report in status.nodes
-        if report.alive and report.state and report.state.metrics
-    ]
-    content = targets_text(endpoints)
-    if endpoints and not (path.exists() and path.read_text() == content):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, content.encode())
-        path.chmod(0o644)  # Prometheus runs as another user
+                endpoints = [
+                    MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
+                    for report in status.nodes
+                    if report.alive and report.state and report.state.metrics
+                ]
+                path, content = folder / targets_file_name(run.name), targets_text(endpoints)
+                if endpoints and not (path.exists() and path.read_text() == content):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_atomic(path, content.encode())
+                    path.chmod(0o644)  # Prometheus runs as another user

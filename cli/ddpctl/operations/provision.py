@@ -5,7 +5,6 @@ The playbook first runs with ``--check``. Machines that fail this check are not 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Literal, TypedDict
 
@@ -22,16 +21,6 @@ _INTERRUPTED = 99  # exit code of ansible-playbook after Ctrl-C
 _HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """The settings of an inventory that are not in the target's options."""
-
-    login: str | None  # the user who sets the machines up; None: the user who trains
-    keys: tuple[str, ...]  # public keys of the users who may train
-    image: str | None  # the image that the machines need, or None
-    places: Mapping[str, str]  # group → the address of its only host
-
-
 class HostResult(TypedDict):
     """The result for one machine."""
 
@@ -39,9 +28,15 @@ class HostResult(TypedDict):
     failed: str  # why it failed; empty if it did not
 
 
-def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
-    """Return the Ansible inventory of a target's hosts. Raises ConfigError."""
-    hosts = {host.address: _variables(host, site) for host in options.hosts}
+def inventory_text(
+    options: SshOptions, *, login: str | None, keys: Sequence[str], image: str | None, places: Mapping[str, str]
+) -> str:
+    """Return the Ansible inventory of a target's hosts as the text of a file. Raises ConfigError.
+
+    ``login`` sets the machines up (None: the user who trains). ``keys`` are public keys of the users who may train.
+    ``image`` is the image that the machines need. ``places`` maps a group to the address of its only host.
+    """
+    hosts = {host.address: _variables(host, login) for host in options.hosts}
     if len(hosts) < len(options.hosts):
         raise ConfigError("provision: two hosts have the same address: list each machine once")
     for host in options.hosts:
@@ -53,17 +48,17 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
                 "this host: set its `peer` to another address"
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
-    for group, address in site.places.items():
+    for group, address in places.items():
         host = SshHost.from_text(address)
         _check_name(host.address)
         # A node has its variables above; a machine that is not a node gets them here.
-        groups[group] = {"hosts": {host.address: {} if address in hosts else _variables(host, site)}}
+        groups[group] = {"hosts": {host.address: {} if address in hosts else _variables(host, login)}}
     shared = {
-        "ddpctl_authorized_keys": list(site.keys),
+        "ddpctl_authorized_keys": list(keys),
         "ddpctl_containers": options.runtime,
-        "ddpctl_image": site.image or "",
+        "ddpctl_image": image or "",
     }
-    return {"all": {"vars": shared, "children": groups}}
+    return _HEAD + yaml.safe_dump({"all": {"vars": shared, "children": groups}}, sort_keys=False, width=118)
 
 
 def _check_name(address: str) -> None:
@@ -84,21 +79,16 @@ def _ip(address: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def _variables(host: SshHost, site: Site) -> dict[str, Any]:
+def _variables(host: SshHost, login: str | None) -> dict[str, Any]:
     variables = {
         "ansible_host": host.address,
-        "ansible_user": site.login or host.user,
+        "ansible_user": login or host.user,
         "ansible_port": host.port,
         "ansible_ssh_private_key_file": host.key,
         "ddpctl_peer": host.peer or host.address,
         "ddpctl_user": host.user or TRAINER,
     }
     return {name: value for name, value in variables.items() if value is not None}
-
-
-def inventory_text(options: SshOptions, site: Site) -> str:
-    """Return the inventory as the text of a file."""
-    return _HEAD + yaml.safe_dump(inventory(options, site), sort_keys=False, width=118)
 
 
 def provision(

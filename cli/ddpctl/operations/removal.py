@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -49,8 +50,16 @@ def choose_removals(
     refused: list[DdpctlError] = []
     ended: list[tuple[Run, RunStatus]] = []
     for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
-        if error := _reason_to_keep(run, state):
-            refused.append(error)
+        if state.state == "unknown":
+            refused.append(
+                UnavailableError(
+                    f"run '{run.name}' was not removed, because it is unknown whether it has ended: {state.message}; "
+                    f"if its machines no longer exist, delete its record: {run.folder}"
+                )
+            )
+        elif not state.ended:
+            why = f"has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
+            refused.append(UsageError(f"run '{run.name}' {why}"))
         else:
             ended.append((run, state))
     measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True))
@@ -61,17 +70,18 @@ def choose_removals(
         else:
             removals.append(Removal(run=run, state=state, left=left))
     users = _users(removals, every)
-    while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
-        going = {one.run.name for one in removals}
-        for one in kept:  # a run that is not removed may use the checkpoints of others
-            removals.remove(one)
-            named = sorted(users[one.run.name] - going)
+    going = {removal.run.name for removal in removals}
+    while kept := [removal for removal in removals if users[removal.run.name] - going]:
+        for removal in kept:  # a run that is not removed may use the checkpoints of others
+            removals.remove(removal)
+            name, named = removal.run.name, sorted(users[removal.run.name] - going)
             refused.append(
                 UsageError(
-                    f"run '{one.run.name}' was not removed: its checkpoints are used by {', '.join(map(repr, named))}; "
-                    f"to remove these runs together, use ddpctl rm {' '.join([one.run.name, *named])}"
+                    f"run '{name}' was not removed: its checkpoints are used by {', '.join(map(repr, named))}; "
+                    f"to remove these runs together, use ddpctl rm {' '.join([name, *named])}"
                 )
             )
+        going -= {removal.run.name for removal in kept}
     return tuple(removals), tuple(refused)
 
 
@@ -85,29 +95,16 @@ def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[_Usag
     return tuple(failed.get(one.run.name) or next(gone) for one in removals)
 
 
-def _reason_to_keep(run: Run, state: RunStatus) -> DdpctlError | None:
-    if state.state == "unknown":
-        return UnavailableError(
-            f"run '{run.name}' was not removed, because it is unknown whether it has ended: {state.message}; "
-            f"if its machines no longer exist, delete its record: {run.folder}"
-        )
-    if not state.ended:
-        return UsageError(
-            f"run '{run.name}' has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
-        )
-    return None
-
-
 def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
     """Map each run to the runs whose checkpoints are in its folders: itself, and runs that have resumed it."""
-    owners: dict[str, set[str]] = {}
-    for one in removals:
-        for name in frozenset().union(*(place.names for place in one.left)):
-            owners.setdefault(name, set()).add(one.run.name)
-    users: dict[str, set[str]] = {one.run.name: set() for one in removals}
+    users: dict[str, set[str]] = {removal.run.name: set() for removal in removals}
+    owners = defaultdict[str, set[str]](set)
+    for removal in removals:
+        for name in frozenset().union(*(place.names for place in removal.left)):
+            owners[name].add(removal.run.name)
     for run in every:
-        for folder in run_store.folders_above(run.checkpoint_dir):
-            for owner in owners.get(folder, ()):
+        for folder in run_store.folders_above(run.checkpoint_dir) & owners.keys():
+            for owner in owners[folder]:
                 users[owner].add(run.name)
     return users
 
@@ -228,21 +225,21 @@ done
 
 def read_disk_usage(output: Output, root: str, name: str, host: Host | None = None) -> DiskUsage:
     """Return the disk usage of the folder ``name`` from the output of ``disk_usage_script``. Raises DdpctlError."""
-    words = re.findall(rf"(?m)^\./{re.escape(name)}\t(\w+)\t(.*)$", output.stdout)
-    said = dict(words)
+    pairs = re.findall(rf"(?m)^\./{re.escape(name)}\t(\w+)\t(.*)$", output.stdout)
+    values = dict(pairs)
     usage = DiskUsage(
         path=f"{root}/{name}",
         host=str(host or ""),
-        size=int(said.get("size", 0)) * 1024,
-        checkpoints=int(said.get("checkpoints", 0)) * 1024,
-        made=said.get("made", ""),
-        stays=tuple(value for word, value in words if word == "stays"),
+        size=int(values.get("size", 0)) * 1024,
+        checkpoints=int(values.get("checkpoints", 0)) * 1024,
+        made=values.get("made", ""),
+        stays=tuple(value for key, value in pairs if key == "stays"),
     )
-    if "held" in said:
+    if "held" in values:
         raise UsageError(f"{usage} {HELD}")
-    if "failed" in said or output.returncode:
+    if "failed" in values or output.returncode:
         kind = UnavailableError if output.returncode == UNREACHED else CannotWriteError
-        raise kind(f"{usage} was not removed: {said.get('failed') or output.last_line()}")
+        raise kind(f"{usage} was not removed: {values.get('failed') or output.last_line()}")
     return usage
 
 

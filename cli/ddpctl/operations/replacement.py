@@ -1,11 +1,9 @@
 """Replaces lost nodes of an attached run with spare machines of the target."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from types import TracebackType
-from typing import Self
 
 from ddpctl.errors import DdpctlError
 from ddpctl.execution.executor import Executor
@@ -17,65 +15,59 @@ POLL_S = 3.0
 LAST_LINES_S = 5.0  # how long the logs of replacement nodes may take to end
 
 
-class Replacement:
-    """A context manager that replaces lost nodes of a run while its ``with`` block runs."""
+@contextmanager
+def replacing_lost_nodes(
+    executor: Executor,
+    target: Target,
+    run: Run,
+    *,
+    emit: Callable[[str], None],
+    moved: Callable[[Run], None],
+    stopping: Callable[[], bool],
+) -> Iterator[None]:
+    """Replace lost nodes of a run while the ``with`` block runs.
 
-    def __init__(
-        self,
-        executor: Executor,
-        target: Target,
-        run: Run,
-        *,
-        emit: Callable[[str], None],
-        moved: Callable[[Run], None],
-        stopping: Callable[[], bool],
-    ) -> None:
-        """``moved`` is called with the run's changed record. ``stopping`` returns whether the run is being stopped."""
-        self._executor, self._target, self._run = executor, target, run
-        self._emit, self._moved, self._stopping = emit, moved, stopping
-        self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._said = ""
+    ``moved`` is called with the run's changed record. ``stopping`` returns whether the run is being stopped.
+    """
+    over = threading.Event()
+    threads: list[threading.Thread] = []
 
-    def __enter__(self) -> Self:
-        if self._target.has_spares(self._run):
-            self._start(self._watch)
-        return self
+    def start(act: Callable[..., None], *args: object) -> None:
+        threads.append(threading.Thread(target=act, args=args, name="replacement", daemon=True))
+        threads[-1].start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(LAST_LINES_S)
-
-    def _start(self, act: Callable[[], None]) -> None:
-        self._threads.append(threading.Thread(target=act, name="replacement", daemon=True))
-        self._threads[-1].start()
-
-    def _watch(self) -> None:
-        executor = self._executor.another()
-        while not self._over.wait(POLL_S):
-            if self._stopping():
+    def watch() -> None:
+        current, note, own = run, "", executor.another()
+        while not over.wait(POLL_S):
+            if stopping():
                 continue
             try:
-                moved = executor.perform(self._target.replace_lost(self._run))
+                answer = own.perform(target.replace_lost(current))
             except DdpctlError as error:
-                moved = Moved(handle=self._run.handle, note=str(error))
-            if moved.note and moved.note != self._said:
-                self._emit(moved.note)
-            self._said = moved.note
-            if moved.nodes:
-                self._run = replace(self._run, handle=moved.handle)
-                run_store.save(self._run)
-                self._moved(self._run)
-                self._start(partial(self._follow, moved.nodes))
-        executor.close()
+                answer = Moved(handle=current.handle, note=str(error))
+            if answer.note and answer.note != note:
+                emit(answer.note)
+            note = answer.note
+            if answer.nodes:
+                current = replace(current, handle=answer.handle)
+                run_store.save(current)
+                moved(current)
+                start(_follow, executor.another(), target, current, answer.nodes, emit)
+        own.close()
 
-    def _follow(self, nodes: tuple[int, ...]) -> None:
-        executor = self._executor.another()
-        try:
-            executor.perform(self._target.logs(self._run, LogQuery(follow=True, nodes=nodes)))
-        except DdpctlError as error:
-            self._emit(str(error))
-        executor.close()
+    if target.has_spares(run):
+        start(watch)
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(LAST_LINES_S)
+
+
+def _follow(executor: Executor, target: Target, run: Run, nodes: tuple[int, ...], emit: Callable[[str], None]) -> None:
+    try:
+        executor.perform(target.logs(run, LogQuery(follow=True, nodes=nodes)))
+    except DdpctlError as error:
+        emit(str(error))
+    executor.close()

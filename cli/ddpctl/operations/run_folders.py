@@ -7,11 +7,12 @@ folders of nodes or array tasks. If a batch script started the run, there is als
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ddpctl import targets
 from ddpctl.errors import NoInputError
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
@@ -23,30 +24,26 @@ from ddpwire.version import __version__
 
 UNKNOWN = "unknown"
 NODE_DIR, TASK_DIR = re.compile(r"node-([0-9]{1,4})"), re.compile(r"task-([0-9]{1,7})")
-FIRST_BYTES = 4096  # how much of an events file is read
+EVENT_FILES, FIRST_BYTES = (EVENTS_BEFORE, EVENTS), 4096  # how much of each file is read
 
 
-def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
+def load_all(folder: Path) -> tuple[Run, ...]:
     """Return the run in ``folder``. If ``folder`` is not the folder of a run, return the runs in its subfolders.
 
-    The newest run is the first. ``kind`` is the kind of target for runs that were started without a scheduler. Raises
-    NoInputError if the folder cannot be read.
+    The newest run is the first. Raises NoInputError if the folder cannot be read.
     """
     try:
-        found = [_read(folder, kind)] if _is_run(folder) else [_read(one, kind) for one in folder.iterdir()]
+        runs = [_read(path) for path in ([folder] if _is_run(folder) else folder.iterdir())]
     except OSError as error:
         raise NoInputError(f"cannot read the runs in {folder}: {error.strerror}") from None
-    return tuple(sorted((run for run in found if run), key=lambda run: run.created, reverse=True))
+    return tuple(sorted((run for run in runs if run), key=lambda run: run.created, reverse=True))
 
 
-def load(folder: Path, *, kind: str) -> Run:
+def load(folder: Path) -> Run:
     """Return the run in ``folder``. Raises NoInputError if ``folder`` is not the folder of a run."""
-    found = load_all(folder, kind=kind) if _is_run(folder) else ()
-    if not found:
-        raise NoInputError(
-            f"{folder} is not the folder of a run: ddpctl ps --folder {folder.parent} lists the runs there"
-        )
-    return found[0]
+    for run in load_all(folder) if _is_run(folder) else ():
+        return run
+    raise NoInputError(f"{folder} is not the folder of a run: ddpctl ps --folder {folder.parent} lists the runs there")
 
 
 def is_by_hand(run: Run) -> bool:
@@ -71,7 +68,7 @@ def _is_run(folder: Path) -> bool:
     return has_file or bool(_numbered(folder, NODE_DIR) or _numbered(folder, TASK_DIR))
 
 
-def _read(folder: Path, kind: str) -> Run | None:
+def _read(folder: Path) -> Run | None:
     if (folder / RECORD).exists():
         return run_store.read(folder)
     tasks = _numbered(folder, TASK_DIR)
@@ -80,8 +77,16 @@ def _read(folder: Path, kind: str) -> Run | None:
     starts = [start for part in parts for start in read_starts(_text(part / STARTS))]
     if not nodes and not starts:
         return None
-    ranks = max((_num_ranks(path) for _, path in nodes), default=1)
-    times = [start.time for start in starts] + [time for _, path in nodes for time in _times(path)]
+    times, num_ranks = [start.time for start in starts], 1
+    for _, path in nodes:
+        times += [event.time for event in read_events(*(_text(path / name)[:FIRST_BYTES] for name in EVENT_FILES))]
+        ranks: Collection[object] = list(path.glob("rank-*.log"))
+        with suppress(ValueError):
+            state = read_node(_text(path / NODE))
+            ranks = state.ranks
+            times.append(state.started)
+        num_ranks = max(num_ranks, len(ranks))
+    kind, _ = targets.default_kind({})  # of a run that was started without a scheduler
     handle: dict[str, object] = {"by_hand": True, "dir": str(folder), "hosts": [_host(path) for _, path in nodes]}
     if starts:
         kind, handle["job"] = starts[-1].launcher, starts[-1].job
@@ -93,7 +98,7 @@ def _read(folder: Path, kind: str) -> Run | None:
         target=kind,
         kind=kind,
         options={},
-        job=JobSpec(nodes=str(1 + max((number for number, _ in nodes), default=0)), gpus=ranks, command=(UNKNOWN,)),
+        job=JobSpec(nodes=str(1 + max((number for number, _ in nodes), default=0)), gpus=num_ranks, command=(UNKNOWN,)),
         cwd=str(folder),
         folder=str(folder),
         checkpoint_dir=str(folder / CHECKPOINTS),
@@ -105,8 +110,8 @@ def _read(folder: Path, kind: str) -> Run | None:
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
     """Return the numbers and paths of subfolders whose names match ``pattern``, sorted by number."""
     with suppress(OSError):
-        found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
-        return sorted((int(match[1]), path) for match, path in found if match)
+        matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+        return sorted((int(match[1]), path) for match, path in matches if match)
     return []
 
 
@@ -114,20 +119,6 @@ def _text(path: Path) -> str:
     with suppress(OSError):
         return read_regular(path).decode(errors="replace")
     return ""
-
-
-def _num_ranks(node: Path) -> int:
-    with suppress(ValueError):
-        return max(1, len(read_node(_text(node / NODE)).ranks))
-    return max(1, len(list(node.glob("rank-*.log"))))
-
-
-def _times(node: Path) -> list[float]:
-    files = (_text(node / name)[:FIRST_BYTES] for name in (EVENTS_BEFORE, EVENTS))
-    found = [event.time for event in read_events(*files)]
-    with suppress(ValueError):
-        found.append(read_node(_text(node / NODE)).started)
-    return found
 
 
 def _host(node: Path) -> str:

@@ -21,11 +21,9 @@ from ddpwire import metrics as of_ranks
 from ddpwire.events import Event
 from ddpwire.machine import enumerate_ranges
 
-LAST_LINES, MOST_MARKS = 40, 20
+LAST_LINES = 40
 ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they have the default value
 MOST_EVENTS = 300
-NO_LOSS = "The run has reported no loss. docs/script.md shows how a script reports its loss."
-FEW_LOSSES = "The run has reported too few values of its loss for a plot."
 Clean = Callable[[str], str]  # makes a text one line without secrets
 
 
@@ -54,7 +52,6 @@ def render_page(
         for event in timeline_events(timeline.events)
     ]
     charts = history_charts(history, begin=begin, seconds=seconds, marks=marks)
-    has_loss = any(of_ranks.LOSS.name in row for rows in history.nodes.values() for row in rows)
     ending = (f" (exit code {status.code})" if status.code else "") + (f"; why: {why}" if why else "")
     last_lines = plain(timeline.last_lines.rstrip("\n")).split("\n")[-LAST_LINES:]
     phases = None
@@ -62,19 +59,16 @@ def render_page(
         phases = gantt_chart(timeline.spans, phase_shares(timeline.spans), begin=begin, seconds=seconds)
     return environment().get_template("report.html").render(
         width=WIDTH,
-        name=run.name,
-        state=status.state,
+        timeline=timeline,
         message=clean(f"{status.message}{ending}"),
         job=f"{title(run.job)} on {run.target if run.target == run.kind else f'{run.target}, {run.kind}'}",
         launched=_date(run.created),
         tiles=_tiles(timeline),
         last_lines=secrets.redact_text("\n".join(last_lines), known),
-        last_lines_of=timeline.last_lines_of,
         phases=phases,
-        events_of_plots=[f"{format_duration(mark.at)}: {mark.text}" for mark in marks[:MOST_MARKS]],
-        num_more=max(0, len(marks) - MOST_MARKS),
+        events_of_plots=[f"{format_duration(mark.at)}: {mark.text}" for mark in marks],
         charts=charts,
-        no_loss="" if any(chart.title == "Loss" for chart in charts) else FEW_LOSSES if has_loss else NO_LOSS,
+        has_loss=any(of_ranks.LOSS.name in row for rows in history.nodes.values() for row in rows),
         silent=secrets.redact_text("; ".join(timeline.silent), known),
         environments=timeline.environments and environments_table(timeline.environments, known),
         configuration=configuration_table(run, known),

@@ -120,15 +120,6 @@ class RunStatus:
         """Whether the run has no nodes and no logs, because it has not started yet or was deleted."""
         return self.state == "starting" and not self.has_logs
 
-    def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return the recorded status ``end`` with some fields of this newer status.
-
-        These are the fields that say what still exists: ``nodes`` (if there are any), ``remains``, ``has_logs`` and
-        ``has_files``.
-        """
-        nodes = self.nodes or end.nodes
-        return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
-
     @property
     def ended(self) -> bool:
         """Whether the complete run has ended."""
@@ -145,9 +136,9 @@ class RunStatus:
             reported.append(Progress(step=self.outcome.step))
         if self.tasks or not reported:
             return None
-        farthest = max(reported, key=lambda one: one.step)
+        farthest = max(reported, key=lambda progress: progress.step)
         names = ("planned", "epoch", "loss", "checkpoint_step")  # the largest loss, as in the report
-        known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
+        known = {name: [value for node in reported if (value := getattr(node, name)) is not None] for name in names}
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
@@ -197,7 +188,8 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
 
     ``young`` is true if the run was launched so recently that its nodes may still be starting.
     """
-    outcome = min((one.outcome for one in nodes if one.outcome), key=lambda one: one.cause == "node_lost", default=None)
+    outcomes = [report.outcome for report in nodes if report.outcome]
+    outcome = min(outcomes, key=lambda outcome: outcome.cause == "node_lost", default=None)
     alive = [report for report in nodes if report.alive]
     gone = [report.node for report in nodes if report.gone]
     status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))
@@ -221,24 +213,24 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         )
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
         reported = [report.state for report in alive if report.state]
-        attempt = max((one.attempt for one in reported), default=1)
-        why = next((one.last_failure for one in reported if one.attempt == attempt and one.last_failure), "")
-        if attempt > 1:
-            because = f"; attempt {attempt} was started because {why}" if why else ""
-            message += because if because and state != "stopping" else f", attempt {attempt}"
+        attempt = max((node.attempt for node in reported), default=1)
+        why = next((node.last_failure for node in reported if node.attempt == attempt and node.last_failure), "")
+        if attempt > 1 and why and state != "stopping":
+            message += f"; attempt {attempt} was started because {why}"
+        elif attempt > 1:
+            message += f", attempt {attempt}"
         message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
             again = " in this attempt" if attempt > 1 else ""
-            hint = f"no step reported yet{again} (a script reports its steps with ddp.progress)"
-            state, message = "running", f"{message}; {hint}"
+            message += f"; no step reported yet{again} (a script reports its steps with ddp.progress)"
+            state = "running"
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
-        why = next((one.state.last_failure for one in nodes if one.state and one.state.last_failure), "")
-        restarted = outcome.code == 0 and outcome.attempt > 1 and why
-        message = (
-            f"{outcome.message}; attempt {outcome.attempt} was started because {why}" if restarted else outcome.message
-        )
+        message = outcome.message
+        why = next((node.state.last_failure for node in nodes if node.state and node.state.last_failure), "")
+        if outcome.code == 0 and outcome.attempt > 1 and why:
+            message += f"; attempt {outcome.attempt} was started because {why}"
         return status(state=state, message=message, code=outcome.code, outcome=outcome)
     if young and not any(report.state for report in nodes):
         return status(state="starting", message="no node has started yet")

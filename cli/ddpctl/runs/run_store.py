@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError, writing
-from ddpctl.job.launch_plan import Plan
+from ddpctl.job.launch_plan import Plan, Request
 from ddpctl.job.spec import JobSpec, check_nodes
 from ddpctl.job.values import from_record
 from ddpctl.runs.run_status import ENDED, NodeReport, RunStatus, fold_nodes
@@ -94,19 +94,23 @@ def state_dir(environ: Mapping[str, str]) -> Path:
     return Path(home).absolute() / ".local" / "state" / "ddpctl" / "runs"
 
 
-def new_name(root: Path, job_name: str) -> str:
-    """Return an unused name for a run, such as ``digits-otter``."""
-    names = [f"{job_name}-{word}" for word in WORDS]
+def choose_name(root: Path, request: Request) -> tuple[str, str]:
+    """Return the requested name of a run, or an unused one, and its base name if ddpctl has given it a number.
+
+    An unused name is such as ``digits-otter``. A run that resumes another is called ``night-2``, with the base name
+    ``night``.
+    """
+    if request.name:
+        return request.name, ""
+    if old := request.resumes:
+        base = old.base_name or old.name  # the number in a user's own name, such as resnet-50, belongs to the base name
+        return next(
+            f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists()
+        ), base
+    names = [f"{request.job.name}-{word}" for word in WORDS]
     free = [name for name in names if not (root / name).exists()]
     number = "" if free else f"-{int(time.time()) % 100_000}"
-    return random.choice(free or names) + number  # noqa: S311 -- a name, no secret
-
-
-def next_name(root: Path, run: Run) -> tuple[str, str]:
-    """Return an unused name for a run that resumes ``run``, such as ``night-2``, and its base name, ``night``."""
-    base = run.base_name or run.name  # the number in a user's own name, such as resnet-50, belongs to the base name
-    names = (f"{base}-{number}" for number in itertools.count(2))
-    return next(name for name in names if not (root / name).exists()), base
+    return random.choice(free or names) + number, ""  # noqa: S311 -- a name, no secret
 
 
 def has_checkpoint(run: Run) -> bool:
@@ -294,13 +298,11 @@ def known_end(run: Run) -> RunStatus | None:
 
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
-    found = {}
-    for node in range(run.job.max_nodes):
-        try:
-            found[node] = read_outcome(read_record(Path(run.folder) / node_name(node) / OUTCOME).decode())
-        except (OSError, ValueError):
-            return {}
-    return found
+    paths = {node: Path(run.folder) / node_name(node) / OUTCOME for node in range(run.job.max_nodes)}
+    try:
+        return {node: read_outcome(read_record(path).decode()) for node, path in paths.items()}
+    except (OSError, ValueError):
+        return {}
 
 
 def save(run: Run) -> None:
@@ -374,7 +376,8 @@ def read(folder: Path, text: str | None = None) -> Run | None:
         if "\\u0000" in text:  # a path or an argument cannot contain NUL
             return None
         record = parse_json(text)
-        job = _job(record["job"])
+        job = from_record(JobSpec, record["job"])
+        check_nodes(job.nodes)
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
         run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
         texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version, run.uid, run.user, run.base_name)
@@ -383,13 +386,6 @@ def read(folder: Path, text: str | None = None) -> Run | None:
         return run if whole and all(isinstance(text, str) for text in texts) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _job(record: Mapping[str, Any]) -> JobSpec:
-    """Return a recorded job without fields that this version does not know. Raises ValueError or TypeError."""
-    job: JobSpec = from_record(JobSpec, record)
-    check_nodes(job.nodes)
-    return job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from ddpctl.command import Host, Verb
 from ddpctl.errors import ConfigError, NoInputError
@@ -115,22 +116,15 @@ class LogQuery:
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return each requested node and its requested ranks. An empty tuple of ranks stands for the whole node."""
-        asked = (
-            (node, tuple(r for r in self.ranks if r // run.job.local_world_size == node))
-            for node in range(run.job.max_nodes)
-        )
-        return tuple(
-            (node, ranks)
-            for node, ranks in asked
-            if (ranks or not self.ranks) and (not self.nodes or node in self.nodes)
-        )
+        nodes = [node for node in range(run.job.max_nodes) if not self.nodes or node in self.nodes]
+        ranks = {node: tuple(r for r in self.ranks if r // run.job.local_world_size == node) for node in nodes}
+        return tuple((node, ranks[node]) for node in nodes if ranks[node] or not self.ranks)
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
     """Return the error for a log that does not exist, with the field ``no_such_log``. ``yet``: it may exist later."""
-    nodes, ranks = run.job.max_nodes, run.job.world_size
-    what = f"run '{run.name}' has no such log{' yet' if yet else ''}"
-    return NoInputError(f"{what}: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}", no_such_log=True)
+    known = f"its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {run.job.world_size - 1}"
+    return NoInputError(f"run '{run.name}' has no such log{' yet' if yet else ''}: {known}", no_such_log=True)
 
 
 Capability = Literal[
@@ -336,13 +330,12 @@ def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
 
 def options_type(kind: str) -> type:
     """Return the dataclass of a kind's own options."""
-    found: type = resolve_name(_KINDS[kind][0])
-    return found
+    return cast("type", resolve_name(_KINDS[kind][0]))
 
 
 def kinds() -> Mapping[str, Callable[[], type]]:
     """Return every kind, with a function that returns the dataclass of its options."""
-    return {kind: lambda kind=kind: options_type(kind) for kind in _KINDS}  # type: ignore[misc]
+    return {kind: partial(options_type, kind) for kind in _KINDS}
 
 
 def fill_options(cls: type, record: Mapping[str, Any]) -> Any:
@@ -369,5 +362,4 @@ def make(kind: str, options: Any) -> Target:
 
 
 def _type(kind: str) -> type[Target]:
-    found: type[Target] = resolve_name(_KINDS[kind][1])
-    return found
+    return cast("type[Target]", resolve_name(_KINDS[kind][1]))

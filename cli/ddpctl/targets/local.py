@@ -83,12 +83,12 @@ class LocalTarget(Target):
         read_secrets(job, self.environ)  # only checks them: a node inherits them from the environment
         gpu_probes = () if job.device == "cpu" else (_nodectl(self._python, "gpus", probe=True),)
         answers = yield (*gpu_probes, *self._probes(plan))
-        torch, port, *there = answers[len(gpu_probes) :]
+        torch, port, *others = answers[len(gpu_probes) :]
         if torch.returncode:
             raise _unusable_python(self._python, torch)
-        if (package := package_of(job.command)) and there[0].returncode == MISSING:
+        if (package := package_of(job.command)) and others[0].returncode == MISSING:
             raise NoInputError(f"-m {package}: no such module in {plan.cwd} or in the packages of {self._python}")
-        check_script(plan, *there)
+        check_script(plan, *others)
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
         gpus = share_gpus(job, gpus_of(answers[0]) if gpu_probes else ())
@@ -141,11 +141,11 @@ class LocalTarget(Target):
         (shown,) = yield (_nodectl(self._python, "show", *dirs),)
         shown.check("cannot ask the nodes")
         answers = _answers(shown, len(dirs))
-        found = []
-        for run in runs:
-            reports = tuple(node_report(node, next(answers)) for node in range(run.job.max_nodes))
-            found.append(fold_nodes(run.name, reports, young=now - run.created < YOUNG_S))
-        return tuple(found)
+        reports = [tuple(node_report(node, next(answers)) for node in range(run.job.max_nodes)) for run in runs]
+        return tuple(
+            fold_nodes(run.name, nodes, young=now - run.created < YOUNG_S)
+            for run, nodes in zip(runs, reports, strict=True)
+        )
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the logs of the nodes, or of some ranks."""

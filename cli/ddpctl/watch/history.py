@@ -46,7 +46,8 @@ class History:
     def gauge(self, name: str, moments: Sequence[float]) -> Line:
         """Return the maximum over the nodes at each moment. Before the first value, the maximum is None."""
         lines = [_held(rows, name, moments) for rows in self.nodes.values()]
-        return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
+        known = ([value for value in values if value is not None] for values in zip(*lines, strict=True))
+        return tuple(max(values, default=None) for values in known)
 
     def rate(self, name: str, moments: Sequence[float]) -> Line:
         """Return the rate per second of a counter, summed over the nodes, between each moment and the next.
@@ -54,16 +55,16 @@ class History:
         The counter is interpolated between two rows. Without this, a moment just before a row and a moment just after
         it would give very different rates.
         """
-        lines = [_increases(_counted(rows, name, moments)) for rows in self.nodes.values()]
-        spans = [after - before for before, after in pairwise(moments)]
-        return tuple(
-            None if (known := [increase for increase in grown if increase is not None]) == [] else sum(known) / span
-            for grown, span in zip(zip(*lines, strict=True), spans, strict=True)
-        ) if lines else ()  # fmt: skip
+        lines = [pairwise(_counted(rows, name, moments)) for rows in self.nodes.values()]
+        rates: list[float | None] = []
+        for (begin, end), counts in zip(pairwise(moments), zip(*lines, strict=True), strict=bool(lines)):
+            grown = [after - (before or 0.0) for before, after in counts if after is not None]
+            rates.append(sum(grown) / (end - begin) if grown else None)
+        return tuple(rates)
 
     def total(self, name: str) -> float:
         """Return the last value of a series, summed over the nodes."""
-        return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
+        return sum(self._lasts(name))
 
     @property
     def goodput(self) -> float | None:
@@ -74,8 +75,11 @@ class History:
 
     def last(self, name: str) -> float | None:
         """Return the maximum over the nodes of the last value of a series, or None if there is no value."""
-        return _largest([next((row[name] for row in reversed(rows) if name in row), None)
-                         for rows in self.nodes.values()])  # fmt: skip
+        return max(self._lasts(name), default=None)
+
+    def _lasts(self, name: str) -> list[float]:
+        lasts = (next((row[name] for row in reversed(rows) if name in row), None) for rows in self.nodes.values())
+        return [value for value in lasts if value is not None]
 
     def first_time(self, name: str) -> tuple[float, float] | None:
         """Return the time and the value of the first row that has a series, or None if no row has it."""
@@ -108,11 +112,3 @@ def _counted(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[f
             share = (moment - times[place - 1]) / (times[place] - times[place - 1])
             values.append(grown[place - 1] + max(0.0, share) * (grown[place] - grown[place - 1]))
     return values
-
-
-def _increases(values: Sequence[float | None]) -> list[float | None]:
-    return [None if after is None else after - (before or 0.0) for before, after in pairwise(values)]
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)

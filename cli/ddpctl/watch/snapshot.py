@@ -125,26 +125,30 @@ class Snapshot:
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
     """Compute the fields of Snapshot that depend on metrics. ``before`` are earlier readings of the same nodes."""
     earlier = {reading.node: reading for reading in before}
-    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: no checkpoint yet; None: not reported
-    saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
+
+    def sums(metric: of_ranks.Metric) -> list[float]:
+        return [sum(reading.values(metric.name)) for reading in now]
+
+    def largest(metric: of_ranks.Metric) -> float | None:
+        return _largest(now, metric.name)
+
+    saved = largest(of_ranks.CHECKPOINT_LAST_SUCCESS)  # 0: no checkpoint yet; None: not reported
     return {
-        "step": _whole(_largest(now, of_ranks.LAST_STEP.name)),
-        "planned": _whole(_largest(now, of_ranks.STEPS_PLANNED.name)),
-        "epoch": _whole(_largest(now, of_ranks.EPOCH.name)),
+        "step": _whole(largest(of_ranks.LAST_STEP)),
+        "planned": _whole(largest(of_ranks.STEPS_PLANNED)),
+        "epoch": _whole(largest(of_ranks.EPOCH)),
         "samples_per_s": _throughput(now, earlier),
-        "loss": _largest(now, of_ranks.LOSS.name),
-        "accuracy": _largest(now, of_ranks.EVAL_ACCURACY.name),
-        "learning_rate": _largest(now, of_ranks.LEARNING_RATE.name),
-        "goodput": of_ranks.goodput(
-            sum(_sums(now, of_ranks.PRODUCTIVE.name)), sum(_sums(now, of_ranks.UNPRODUCTIVE.name))
-        ),
-        "restarts": int(max(_sums(now, of_ranks.RESTARTS.name), default=0)),  # each node's counter covers the whole run
-        "steps_lost": int(max(_sums(now, of_ranks.STEPS_LOST.name), default=0)),
-        "checkpoint_step": saved_step if saved else _whole(saved),
+        "loss": largest(of_ranks.LOSS),
+        "accuracy": largest(of_ranks.EVAL_ACCURACY),
+        "learning_rate": largest(of_ranks.LEARNING_RATE),
+        "goodput": of_ranks.goodput(sum(sums(of_ranks.PRODUCTIVE)), sum(sums(of_ranks.UNPRODUCTIVE))),
+        "restarts": int(max(sums(of_ranks.RESTARTS), default=0)),  # each node's counter covers the whole run
+        "steps_lost": int(max(sums(of_ranks.STEPS_LOST), default=0)),
+        "checkpoint_step": _whole(largest(of_ranks.CHECKPOINT_LAST_STEP) if saved else saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
-        "ranks_alive": int(sum(_sums(now, of_ranks.RANKS_ALIVE.name))),
-        "world_size": _whole(_largest(now, of_ranks.WORLD_SIZE.name)),
+        "ranks_alive": int(sum(sums(of_ranks.RANKS_ALIVE))),
+        "world_size": _whole(largest(of_ranks.WORLD_SIZE)),
         "ranks": rows(now, earlier),
     }
 
@@ -157,10 +161,12 @@ def state(now: Sequence[Reading]) -> State | None:
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
     """Return a row for each rank. Rows of stragglers have a value in ``slow``."""
-    unmarked = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
-    own = [row.own_s for row in unmarked if row.own_s is not None]
-    typical = statistics.median_low(own) if len(own) > 1 else None
-    return tuple(sorted((_marked(row, typical) for row in unmarked), key=lambda row: row.rank))
+    ranks = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
+    own = [row.own_s for row in ranks if row.own_s is not None]
+    if typical := statistics.median_low(own) if len(own) > 1 else None:
+        slowest = max(STRAGGLER_RATIO * typical, typical + STRAGGLER_S)
+        ranks = [replace(row, slow=row.own_s / typical) if row.own_s and row.own_s >= slowest else row for row in ranks]
+    return tuple(sorted(ranks, key=lambda row: row.rank))
 
 
 def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
@@ -193,12 +199,6 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
             )
         )
     return rows_of_node
-
-
-def _marked(row: RankRow, typical: float | None) -> RankRow:
-    if row.own_s is None or not typical or row.own_s < STRAGGLER_RATIO * typical or row.own_s - typical < STRAGGLER_S:
-        return row
-    return replace(row, slow=row.own_s / typical)
 
 
 def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
@@ -252,16 +252,6 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
     return max(ends[1] - ends[0], now.time - ends[1])
 
 
-def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Return whether a step ended between the two readings. Also return True if the ranks report no steps."""
-    name = of_ranks.LAST_STEP.name
-    return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
-
-
-def _sums(readings: Sequence[Reading], name: str) -> list[float]:
-    return [sum(reading.values(name)) for reading in readings]
-
-
 def _largest(readings: Sequence[Reading], name: str) -> float | None:
     return max((value for reading in readings for value in reading.values(name)), default=None)
 
@@ -309,10 +299,8 @@ class Watcher:
             return self._after_the_end(status)
         answers = self._probe_nodes(metrics=True)
         readings = tuple(reading for answer in answers if (reading := read_metrics(answer)))
-        if not readings:
-            status = self._ask(again=True)
-            if status.ended:
-                return self._after_the_end(status)
+        if not readings and (status := self._ask(again=True)).ended:
+            return self._after_the_end(status)
         return self._snapshot(status, answers, readings)
 
     def _ask(self, *, again: bool) -> RunStatus:
@@ -324,27 +312,27 @@ class Watcher:
 
     def _probe_nodes(self, *, metrics: bool) -> tuple[ProbeResult, ...]:
         files = (HISTORY,) if self._rows is None or not metrics else ()
-        probe = Probe(metrics=metrics, files=files)
-        answers = launcher.probe(self._context, self._run, probe)
+        answers = launcher.probe(self._context, self._run, Probe(metrics=metrics, files=files))
         if files:
             self._rows = {answer.node: list(read_history(answer.files.get(HISTORY, ""))) for answer in answers}
         return answers
 
     def _snapshot(self, status: RunStatus, answers: Sequence[ProbeResult], readings: tuple[Reading, ...]) -> Snapshot:
         now = max((answer.time for answer in answers if answer.time is not None), default=time.time())
+        assert self._rows is not None, "the first probe reads the histories"  # noqa: S101
         for reading in readings:
-            self._keep(reading)
-        before = self._before(readings)
-        snapshot = replace(empty_snapshot(status, now), **numbers(readings, before))  # type: ignore[arg-type]
-        fresh = state(readings) or snapshot.state  # newer than the status from the target
-        snapshot = replace(snapshot, state="running" if fresh == "training" and snapshot.step is None else fresh)
+            samples = ((name, labels, value) for name, pairs in reading.samples.items() for labels, value in pairs)
+            self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
+        values = numbers(readings, self._before(readings))
+        fresh = state(readings) or status.state  # newer than the status from the target
         answered = {reading.node for reading in readings}
-        silent = tuple(
+        values["silent"] = tuple(
             f"node {answer.node}: {answer.failure}"
             for answer in answers
             if answer.node not in answered and answer.failure and readings
         )
-        return self._with_history(replace(snapshot, silent=silent))
+        values["state"] = "running" if fresh == "training" and values["step"] is None else fresh
+        return self._with_history(replace(empty_snapshot(status, now), **values))  # type: ignore[arg-type]
 
     def _after_the_end(self, status: RunStatus) -> Snapshot:
         self._probe_nodes(metrics=False)
@@ -361,15 +349,13 @@ class Watcher:
         )
         return replace(self._with_history(snapshot), left_s=None)
 
-    def _keep(self, reading: Reading) -> None:
-        samples = ((name, labels, value) for name, pairs in reading.samples.items() for labels, value in pairs)
-        assert self._rows is not None, "the first probe reads the histories"  # noqa: S101
-        self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
-
     def _before(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
-        now = time.monotonic()
+        """Return the readings of about ``WINDOW_S`` ago, or of longer ago if no step has ended since."""
+        now, step = time.monotonic(), _largest(readings, of_ranks.LAST_STEP.name)
         self._window.append((now, readings))
-        while len(self._window) > 2 and now - self._window[1][0] >= WINDOW_S and _stepped(self._window[1][1], readings):
+        while len(self._window) > 2 and now - self._window[1][0] >= WINDOW_S:
+            if step is not None and step == _largest(self._window[1][1], of_ranks.LAST_STEP.name):
+                break
             self._window.popleft()
         return self._window[0][1] if len(self._window) > 1 else ()
 
@@ -393,28 +379,20 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
-    passed_s, taken = snapshot.time - first[0] - _requeued_s(history), snapshot.step - first[1]
-    if passed_s <= 0 or taken <= 0:
-        return None
-    return max(0, snapshot.planned - snapshot.step) * passed_s / taken
-
-
-def _requeued_s(history: History) -> float:
-    """Return how many seconds the run was in a queue between its starts."""
 
     def most(rows: Sequence[Row], name: str) -> float:
         return max((row.get(name, 0.0) for row in rows), default=0.0)
 
     name, alive = f"{of_ranks.UNPRODUCTIVE.name}:requeue", of_ranks.RANKS_ALIVE.name
     waits_s = (most(rows, name) / ranks for rows in history.nodes.values() if (ranks := most(rows, alive)))
-    return max(waits_s, default=0.0)
+    passed_s, taken = snapshot.time - first[0] - max(waits_s, default=0.0), snapshot.step - first[1]
+    return max(0, snapshot.planned - snapshot.step) * passed_s / taken if passed_s > 0 and taken > 0 else None
 
 
 def _counted(history: History, name: str) -> int:
-    """Return the value of a counter of the run, summed over its labels.
+    """Return a counter of the run, summed over its labels.
 
-    The counter of each node covers the whole run, not only that node. So the result is the highest value, not the sum
-    over the nodes.
+    The counter of each node covers the whole run, so the result is the highest value, not the sum over the nodes.
     """
     counters = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip

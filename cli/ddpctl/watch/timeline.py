@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import MappingProxyType
 
 from ddpctl import targets
 from ddpctl.execution.node_probe import Probe, ProbeResult
@@ -51,14 +50,12 @@ _NEXT = {
 }
 GOING: tuple[State, ...] = ("starting", "rendezvous", "running", "training", "stopping")
 WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
-_NOTHING_YET = ("queue", "start")
 LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
 Placed = Mapping[int, Sequence[float]]  # the times at which each node got a machine, in seconds since the epoch
-NOWHERE: Placed = MappingProxyType({})
 PLACE_S = 2.0  # tolerance, because a queue may report whole seconds of another clock
 BAD = ("failed", "checkpoint_failed")
 OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node or every rank reports these events
@@ -134,7 +131,7 @@ def phase_spans(
     return tuple(spans)
 
 
-def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
+def split_starts(events: Sequence[Event], placed: Placed) -> list[Sequence[Event]]:
     """Split the events into groups, one group for each start of the run.
 
     A single node that starts again while the other nodes go on does not begin a new group.
@@ -167,7 +164,7 @@ def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] 
     )
 
 
-def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
+def count_restarts(events: Sequence[Event], placed: Placed) -> int:
     """Return how often ddprun or the target started the ranks again."""
     starts = split_starts(events, placed)
     by_ddprun = 0
@@ -198,7 +195,7 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
     present = len({event.node for event in events}) or nodes
     last = clock.since
     for event in events:
-        if event.event == "node_started" and clock.phase not in (*_NOTHING_YET, "preflight", "lost"):
+        if event.event == "node_started" and clock.phase not in ("queue", "start", "preflight", "lost"):
             clock.turn("lost", last)  # a node was started again
             reached.clear()
         last = max(last, event.time)
@@ -208,14 +205,18 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
         elif _is_end(event, clock.phase):
             clock.turn("end", event.time)
         elif event.event in following:
+            phase = following[event.event]
             reached.setdefault(event.event, set()).add(event.node)
-            if len(reached[event.event]) >= present and _is_later(clock.phase, following[event.event]):
+            is_later = PHASES.index(phase) > PHASES.index(clock.phase)
+            if clock.phase == "lost":
+                is_later = phase in ("training", "running")
+            if len(reached[event.event]) >= present and is_later:
                 if event.event == "first_step" and (again or clock.phase == "lost"):
                     if clock.phase != "lost":
                         clock.turn("lost", event.time)  # until the run takes a step for the first time
                     clock.turn("training", _caught_up(history, event))
                 else:
-                    clock.turn(following[event.event], event.time)
+                    clock.turn(phase, event.time)
 
 
 def phase_totals(spans: Iterable[Span]) -> Mapping[str, float]:
@@ -244,13 +245,6 @@ def _is_end(event: Event, phase: str) -> bool:
     if event.event == "failed":
         return event.facts.get("cause") == "stopped" and phase != "end"
     return event.event in ("training_ended", "stopping") and phase == "training"
-
-
-def _is_later(phase: str, following: str) -> bool:
-    """Return whether ``following`` comes after ``phase``. After ``lost``, only training and running can follow."""
-    if phase == "lost":
-        return following in ("training", "running")
-    return PHASES.index(following) > PHASES.index(phase)
 
 
 def _last_step(history: History, before: float) -> float:
@@ -374,7 +368,12 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         last_lines=last_lines,
         last_lines_of=last_lines_of,
         silent=tuple(f"node {answer.node}: {answer.failure}" for answer in answers if answer.failure),
-        torn=tuple(line for answer in answers for line in _torn(answer)),
+        torn=tuple(
+            f"node {answer.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
+            for answer in answers
+            for name in (EVENTS_BEFORE, EVENTS, HISTORY)
+            if (count := (strange_rows if name == HISTORY else strange_lines)(answer.files.get(name, "")))
+        ),
         restarts=count_restarts(events, placed),
     )
 
@@ -396,16 +395,6 @@ def _last_output(context: AppContext, run: Run, status: RunStatus) -> tuple[str,
         return "", ""
     who = f"rank {outcome.rank} on node {node}" if outcome and name != NODE_LOG else f"node {node}"
     return who, answer.files[name]
-
-
-def _torn(answer: ProbeResult) -> list[str]:
-    counts = {name: strange_lines(answer.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
-    counts[HISTORY] = strange_rows(answer.files.get(HISTORY, ""))
-    return [
-        f"node {answer.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
-        for name, count in counts.items()
-        if count
-    ]
 
 
 def _environment(answer: ProbeResult) -> Mapping[str, str]:

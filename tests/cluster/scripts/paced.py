@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddptrain.data.augment import BatchBuilder
+from ddptrain.data.loader import BatchBuilder
 
 batch = BatchBuilder.batch
 slow = os.environ.get("SLOW")

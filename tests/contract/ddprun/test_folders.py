@@ -135,7 +135,7 @@ def steps_of(node) -> int | None:
         beat = read_beat(Path(runtime_of(node), rank_heartbeat(0)))
     except (OSError, ValueError, KeyError):
         return None
-    return beat.step if beat else None
+    return beat.step
 
 
 def children_of(node) -> list[int]:

@@ -5,6 +5,7 @@ import signal
 import socket
 
 import psutil
+from tests.messages import assert_names
 
 from ddpwire.run_files import Outcome
 
@@ -63,6 +64,13 @@ def test_a_node_0_that_does_not_come_is_named(runs):
     node = start(runs, "act.py", port=port, options=("--join-timeout", "1", "--rdzv-conf", "is_host=0"))
     assert node.end() == 142
     assert f"127.0.0.1:{port}" in node.messages()[-1]
+
+
+def test_the_address_that_debian_gives_its_own_name_is_refused_on_each_node(runs):
+    """``hostname --ip-address`` prints it, and batch scripts take it for an address on the network."""
+    for node in runs.pair("act.py", "all=0", options=("--master-addr", "127.0.1.1")):
+        assert node.end() == 78
+        assert_names(node.messages()[-1], "127.0.1.1", "hostname --ip-address", "--master-addr")
 
 
 def test_one_node_too_many_is_refused(runs):

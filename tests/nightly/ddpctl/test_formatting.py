@@ -31,7 +31,7 @@ def test_status_of_an_array_has_a_line_for_each_task(monkeypatch: pytest.MonkeyP
         RunStatus(run="night.task-12", state="training", message=""),
     )
     state = RunStatus(run="night", state="training", message="array of 2", tasks=states)
-    assert formatting.status_lines(array, state, tasks, can_resume=False)[2:] == [
+    assert formatting.status_lines(array, state, tasks)[2:] == [
         "  logs         /runs/night",
         "  TASK  STATE     EXIT  STEP  PROGRAM                          CHECKPOINTS",
         "  0     stopped   143   40    SLURM_ARRAY_TASK_ID=0 train.py   /runs/night/task-0/checkpoints",
@@ -50,12 +50,12 @@ def test_the_step_the_loss_and_the_time_left_stay_on_a_narrow_terminal(monkeypat
     report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=at)
     state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
     every = "step 1200 of 6000, loss 0.1234, 6:24 left, epoch 3, 12.5 steps/s, last checkpoint at step 1000"
-    assert formatting.status_lines(RUN, state, can_resume=False)[2] == f"  progress     {every}"
+    assert formatting.status_lines(RUN, state)[2] == f"  progress     {every}"
     terminal = StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "80")
-    line = formatting.status_lines(RUN, state, can_resume=False)[2]
+    line = formatting.status_lines(RUN, state)[2]
     assert (len(line), line[-3:]) == (80, "...")
     assert "step 1200 of 6000, loss 0.1234, 6:24 left, epoch 3" in line
     long = replace(RUN, name="a-training-with-a-name-of-40-characters-x")
@@ -70,4 +70,4 @@ def test_checkpoints_on_other_machines_are_only_known_if_the_run_has_reported_on
         at = Progress(step=50, checkpoint_step=step)
         report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=at)
         state = RunStatus(run="night", state="training", message="", nodes=(report,))
-        assert f"  checkpoints  {run.checkpoint_dir}{ending}" in formatting.status_lines(run, state, can_resume=True)
+        assert f"  checkpoints  {run.checkpoint_dir}{ending}" in formatting.status_lines(run, state)

@@ -8,7 +8,7 @@ from tests.unit.ddpctl.test_images import image
 
 from ddpctl.command import Output
 from ddpctl.errors import UnavailableError
-from ddpctl.files.images import Engine, build_line, human_size, pin, read_inspect, show
+from ddpctl.files.images import Engine, human_size, pin, read_inspect, show
 from ddpctl.operations.image_transfer import inspect_image
 
 
@@ -26,11 +26,14 @@ def test_a_pin_is_the_registrys_digest_or_the_id() -> None:
     assert pin(image(RepoDigests=[])) == "sha256:" + "a" * 64
 
 
-def test_the_command_that_builds_an_image() -> None:
+def test_the_command_that_builds_an_image(tmp_path: Path) -> None:
     args = ("TORCH=2.11.0", "BASE=python:3.12-slim")
-    line = build_line("docker", tag="me/train:1", dockerfile="docker/Dockerfile", context=".", build_args=args)
-    assert " ".join(line) == (
-        "docker build --file docker/Dockerfile --tag me/train:1 "
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "Dockerfile").touch()
+    options = [word for arg in args for word in ("--build-arg", arg)]
+    done = ddpctl("image", "build", "me/train:1", *options, "--dry-run", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == (
+        "DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --tag me/train:1 "
         "--build-arg TORCH=2.11.0 --build-arg BASE=python:3.12-slim ."
     )
 

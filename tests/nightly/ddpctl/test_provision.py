@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_provision import fared, play, provisioning
 
 from ddpctl.errors import ConfigError
-from ddpctl.operations.provision import Site, inventory, inventory_text
+from ddpctl.operations.provision import inventory_text
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
-SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
+SITE: dict[str, Any] = {"login": "root", "keys": ["ssh-ed25519 AAAA me@laptop"], "image": None, "places": {}}
 FILE = """\
 job: {name: digits, nodes: 2}
 targets:
@@ -33,10 +34,10 @@ def options(*texts: str) -> SshOptions:
 @pytest.mark.parametrize("name", ["all", "ungrouped", "nodes", "controller", "monitor", "storage"])
 def test_a_host_named_as_a_group_of_ansibles_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        inventory_text(options("box1", name), SITE)
+        inventory_text(options("box1", name), **SITE)
     assert repr(name) in str(refused.value)
     with pytest.raises(ConfigError) as refused:
-        inventory_text(options("box1"), replace(SITE, places={"monitor": name}))
+        inventory_text(options("box1"), **SITE | {"places": {"monitor": name}})
     assert repr(name) in str(refused.value)
 
 
@@ -44,23 +45,24 @@ def test_a_host_named_as_a_group_of_ansibles_is_refused(name: str) -> None:
 def test_a_name_that_every_machine_has_for_itself_is_refused_among_others(name: str) -> None:
     own = SshHost(address=name)
     with pytest.raises(ConfigError) as refused:
-        inventory_text(SshOptions(hosts=(own, SshHost(address="box1"))), SITE)
+        inventory_text(SshOptions(hosts=(own, SshHost(address="box1"))), **SITE)
     assert (name in str(refused.value), "`peer`" in str(refused.value)) == (True, True)
     reached = SshOptions(hosts=(replace(own, peer="10.0.0.1"), SshHost(address="box1")))
-    assert list(inventory(reached, SITE)["all"]["children"]["nodes"]["hosts"]) == [name, "box1"]
-    assert list(inventory(SshOptions(hosts=(own,)), SITE)["all"]["children"]["nodes"]["hosts"]) == [name]
+    for hosts, names in ((reached, [name, "box1"]), (SshOptions(hosts=(own,)), [name])):
+        inventory = yaml.safe_load(inventory_text(hosts, **SITE))
+        assert list(inventory["all"]["children"]["nodes"]["hosts"]) == names
 
 
 def test_a_port_within_a_name_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
-        inventory_text(SshOptions(hosts=(SshHost(address="box1:22"),)), SITE)
+        inventory_text(SshOptions(hosts=(SshHost(address="box1:22"),)), **SITE)
     assert ("'box1:22'" in str(refused.value), "`port`" in str(refused.value)) == (True, True)
 
 
 def test_names_that_yaml_might_take_for_values_reach_ansible_as_they_are(tmp_path: Path) -> None:
     names = ["yes", "1e3", "10", "null", "0x1f", "1_000", "2026-11-20", "fd00::1", "1.5"]
     file = tmp_path / "inventory.yaml"
-    file.write_text(inventory_text(SshOptions(hosts=tuple(SshHost(address=name) for name in names)), SITE))
+    file.write_text(inventory_text(SshOptions(hosts=tuple(SshHost(address=name) for name in names)), **SITE))
     done = subprocess.run(
         [Path(sys.executable).parent / "ansible-inventory", "-i", file, "--list"],
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
@@ -74,8 +76,7 @@ def test_names_that_yaml_might_take_for_values_reach_ansible_as_they_are(tmp_pat
 
 
 def test_who_trains_is_ddp_where_nobody_is_named_and_logs_in_as_ssh_has_it() -> None:
-    site = Site(login=None, keys=(), image=None, places={})
-    text = inventory_text(SshOptions(hosts=(SshHost(address="box1"),)), site)
+    text = inventory_text(SshOptions(hosts=(SshHost(address="box1"),)), login=None, keys=(), image=None, places={})
     assert "ansible_user" not in text
     assert re.findall("ddpctl_user: .*", text) == ["ddpctl_user: ddp"]
 
@@ -83,7 +84,7 @@ def test_who_trains_is_ddp_where_nobody_is_named_and_logs_in_as_ssh_has_it() -> 
 def test_two_hosts_of_one_address_are_refused() -> None:
     hosts = (SshHost(address="box1", port=22), SshHost(address="box1", port=23))
     with pytest.raises(ConfigError):
-        inventory_text(SshOptions(hosts=hosts), SITE)
+        inventory_text(SshOptions(hosts=hosts), **SITE)
 
 
 def test_an_uninstall_looks_first_as_well_and_hands_words_on() -> None:
@@ -148,4 +149,4 @@ def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:
     options = SshOptions(hosts=(SshHost.from_text("ddp@box1"), SshHost.from_text("ddp@10.0.0.2:2222")), runtime="none")
     first, _, rest = done.stdout.partition("\n")
     assert f"{state}/boxes.yaml" in first
-    assert rest.startswith(f"{inventory_text(options, SITE)}\n")
+    assert rest.startswith(f"{inventory_text(options, **SITE)}\n")

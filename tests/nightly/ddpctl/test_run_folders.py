@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.in_process import command, ddpctl
+from tests.in_process import ddpctl, verbs
 from tests.unit.ddpctl.test_run_folders import node, runs_in
 
 from ddpctl.commands.arguments import run_arguments
@@ -34,14 +34,14 @@ def test_a_batch_script_says_which_job_it_is_also_of_an_array(tmp_path: Path) ->
 
 def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:
     node(tmp_path / "a")
-    (own,) = run_folders.load_all(tmp_path / "a", kind="local")
+    (own,) = run_folders.load_all(tmp_path / "a")
     run_store.save(replace(own, handle={"port": "1"}, target="here"))
     launched = runs_in(tmp_path)["a"]
     assert (launched.target, run_folders.is_by_hand(launched)) == ("here", False)
 
 
 def test_every_verb_that_takes_a_task_or_a_folder_is_listed(tmp_path: Path) -> None:
-    with_task = {verb.name for verb in command().commands.values() if any(it.name == "task" for it in verb.params)}
+    with_task = {verb.name for verb in verbs().values() if any(it.name == "task" for it in verb.params)}
     assert {"status", *TAKE_TASK.split(", ")} == with_task
     (tmp_path / "runs").mkdir()
     refused = ddpctl("attach", "runs/a", cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_a_printed_command_finds_the_run_of_a_folder(tmp_path: Path, monkeypatch
     said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
     read = f"logs '{path.parent}' --rank 0"
     assert typed(said, tmp_path, **env) == [read], "launch --resume needs the record of a launch"
-    (own,) = run_folders.load_all(path.parent, kind="local")
+    (own,) = run_folders.load_all(path.parent)
     run_store.save(replace(own, handle={"port": "1"}))
     said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
     assert typed(said, tmp_path, **env) == [read], "the record is not among this user's runs"

@@ -11,6 +11,8 @@ from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_run_store import make
 
 from ddpctl.errors import ConfigError, NoInputError, UsageError
+from ddpctl.job.launch_plan import Request
+from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import open_context
 from ddpctl.runs import run_store
@@ -32,12 +34,13 @@ def test_a_folder_that_was_moved_is_where_it_is_now(tmp_path: Path) -> None:
 
 
 def test_names_are_new(tmp_path: Path) -> None:
-    made = {run_store.new_name(tmp_path, "digits") for _ in range(50)}
+    request = Request(job=JobSpec(name="digits"), target="local", kind="local", options=None)
+    made = {run_store.choose_name(tmp_path, request)[0] for _ in range(50)}
     assert all(name.startswith("digits-") for name in made)
     assert len(made) > 10
     for word in run_store.WORDS:
         (tmp_path / f"digits-{word}").mkdir()
-    assert not (tmp_path / run_store.new_name(tmp_path, "digits")).exists()
+    assert not (tmp_path / run_store.choose_name(tmp_path, request)[0]).exists()
 
 
 @pytest.mark.parametrize(

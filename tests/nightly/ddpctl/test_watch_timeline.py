@@ -94,12 +94,12 @@ def test_a_run_that_its_queue_starts_again_has_the_phases_of_each_start() -> Non
         ("lost", 172, 173),  # the history does not tell earlier that step 20 is passed
         ("training", 173, 200),
     ]
-    assert count_restarts([*START, *SAVED, *AGAIN]) == 1
-    assert count_restarts(START) == 0
+    assert count_restarts([*START, *SAVED, *AGAIN], {}) == 1
+    assert count_restarts(START, {}) == 0
     asked = [*START, event(140, "restart"), event(150, "node_ended")]  # it did not come to it
-    assert count_restarts(asked) == 0
+    assert count_restarts(asked, {}) == 0
     again = Event(event="ranks_started", time=145, node=0, attempt=2, facts={})
-    assert count_restarts([*asked[:-1], again, asked[-1]]) == 1
+    assert count_restarts([*asked[:-1], again, asked[-1]], {}) == 1
 
 
 def test_a_start_that_was_killed_ends_with_its_last_sign_of_life_and_steps_taken_again_are_lost() -> None:
@@ -113,7 +113,7 @@ def test_a_node_that_comes_back_is_no_new_start_of_the_run() -> None:
     back = [event(150, "failed", cause="node_lost"), event(155, "node_started", node=1, requeued_s=20.0)]
     found = drawn([*START, *back, *both(160, "rendezvous_done"), *both(165, "first_step")])
     assert found[5:] == [("training", 122, 150), ("lost", 150, 165), ("training", 165, 200)]
-    assert count_restarts([*START, *back, *both(160, "rendezvous_done")]) == 0
+    assert count_restarts([*START, *back, *both(160, "rendezvous_done")], {}) == 0
 
 
 def test_a_run_that_does_not_go_on_is_shown_until_its_last_sign_of_life() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.ddpwire import test_client
 from tests.unit.ddpwire.test_client import Start, wait_for
 
-from ddpwire.heartbeat import read_stopped_for
+from ddpwire.heartbeat import read_beat
 
 start = test_client.start  # the fixture
 
@@ -28,7 +28,7 @@ def test_all_ranks_stop_at_the_same_step(start: Start, signalled: int, tmp_path:
     assert outputs[0] == outputs[1]
     assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", outputs[0][0])
     assert (outputs[0][1], [process.returncode for process in ranks]) == ("", [143, 143])
-    assert [read_stopped_for(heart) for heart in hearts] == [signalled, signalled]
+    assert [read_beat(heart).stopped_for for heart in hearts] == [signalled, signalled]
 
 
 def test_ranks_that_are_not_stopped_end_by_themselves(start: Start) -> None:

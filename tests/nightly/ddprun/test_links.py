@@ -4,7 +4,7 @@ from itertools import combinations
 
 from tests.unit.ddpcheck.test_links import of_node, suspected
 
-from ddpcheck.links import Again, confirmed
+from ddpcheck.links import Suspect, confirmed
 
 
 def test_nothing_is_suspected_without_siblings_or_where_the_network_has_parts() -> None:
@@ -21,8 +21,8 @@ def test_other_work_on_the_machine_hides_no_slow_node() -> None:
 
 
 def test_nothing_is_reported_where_more_than_a_third_is_slow() -> None:
-    slow = [Again(members=(node,), figures=((0.1, 1.0),)) for node in range(2)]
-    quick = Again(members=(2,), figures=((1.0, 1.0),))
+    slow = [Suspect(members=(node,), pair=(0, 1), beside=(), figures=((0.1, 1.0),)) for node in range(2)]
+    quick = Suspect(members=(2,), pair=(0, 1), beside=(), figures=((1.0, 1.0),))
     assert confirmed((*slow, quick), 6, "nodes") == ((*slow,), "")
     reported, note = confirmed(slow, 5, "nodes")
     assert reported == ()

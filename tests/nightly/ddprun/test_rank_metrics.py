@@ -1,27 +1,10 @@
-"""What ranks have counted is kept over their starts, in few files."""
+"""What ranks have counted is kept over their starts, without the files of ended processes."""
 
 import struct
 from pathlib import Path
 
 import pytest
-from tests.unit.ddprun.test_rank_metrics import count, samples
-
-from ddprun.metrics import metrics
-
-
-def test_the_merged_file_does_not_grow_with_the_number_of_restarts(tmp_path: Path) -> None:
-    folder = tmp_path / "rank-0"
-    folder.mkdir()
-    count(folder)
-    sizes = []
-    for _ in range(3):
-        count(folder)
-        metrics.set_gauges_aside(tmp_path, 0)
-        metrics.prepare_rank_dir(folder)
-        sizes.append((folder / "counter_0.db").stat().st_size)
-    assert sizes[0] == sizes[1] == sizes[2] < 4096
-    assert samples(folder)["ddp_steps_total", "a"] == 40
-
+from tests.unit.ddprun.test_rank_metrics import NO_PID, count, rank_series, samples
 
 ODD_KEY = b"5       "
 DAMAGED = {
@@ -35,16 +18,14 @@ DAMAGED = {
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_set_aside_and_the_others_are_read(content: bytes, tmp_path: Path) -> None:
-    folder = tmp_path / "rank-0"
+    folder, series = tmp_path / "rank-0", rank_series(tmp_path)
     folder.mkdir()
     count(folder)
-    before = samples(folder)
-    (folder / "counter_1.db").write_bytes(content)
-    assert samples(folder) == before
-    metrics.set_gauges_aside(tmp_path, 0)
+    before = samples(series)
+    (folder / f"counter_{NO_PID}.db").write_bytes(content)
+    assert samples(series) == before
     count(folder)
-    metrics.set_gauges_aside(tmp_path, 0)
-    metrics.prepare_rank_dir(folder)
-    assert (folder / "counter_1.bad").read_bytes() == content
-    assert (folder / "counter_0.db").stat().st_size < 4096
-    assert samples(folder)["ddp_steps_total", "a"] == 20
+    series.keep_counts()
+    assert (folder / f"counter_{NO_PID}.bad").read_bytes() == content
+    assert not [*folder.glob("counter_*.db")]
+    assert samples(series)["ddp_steps_total", "a"] == 20

@@ -1,17 +1,19 @@
 """The single augmentations against their definitions, and the memory that laying out takes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.messages import assert_names
-from tests.unit.ddptrain.test_augment import ALL, CPU, state
+from tests.unit.ddptrain.test_augment import ALL, state
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddptrain.data import augment, sampling
-from ddptrain.data.augment import lay_out, make_mixing, mix_images, mixing_partners, num_bytes_laid_out
+from ddptrain.data.augment import lay_out, mix_images, num_bytes_laid_out
+from ddptrain.data.base import Samples
 from ddptrain.data.sampling import epoch_order, sample_hash
 
 
@@ -46,9 +48,13 @@ def test_laying_out_holds_no_more_than_is_said_and_the_images(
 
 
 def test_larger_squares_are_cropped_in_the_middle_for_a_test() -> None:
+    builder = state("--no-augment", "--precision=fp32").batch_builder
     images = torch.randint(0, 256, (3, 10, 10, 3), dtype=torch.uint8)
-    middles = lay_out(images, crop_px=6, shift_px=0, mirrored=False).centre_crops(torch.tensor([2, 0]))
-    assert torch.equal(middles, images[[2, 0], 2:8, 2:8])
+    samples = Samples(images_NHWC=images, labels_N=torch.arange(3))
+    data = replace(builder.data, train=samples, test=samples, crop_px=6)
+    batch = replace(builder, data=data).test_batch(torch.tensor([1, 2]))
+    assert torch.equal(batch.inputs, builder.normalise(images[1:, 2:8, 2:8]))
+    assert batch.labels_B.tolist() == [1, 2]
 
 
 def test_a_cutout_is_a_square_of_its_side_and_an_erased_part_lies_inside() -> None:
@@ -77,16 +83,15 @@ def test_mixed_images_are_as_much_of_each_other_as_their_labels_say() -> None:
     bits = sample_hash(torch.arange(400), seed=0, epoch=0)
     ones, zeros = torch.ones(400, 1, 16, 16), torch.zeros(400, 1, 16, 16)
     for alphas in ((0.5, 0.0), (0.0, 1.0), (0.5, 1.0)):
-        how = make_mixing(*alphas, CPU)
-        assert how is not None
-        images, own = mix_images(how, ones, zeros, bits)
+        mixup, cutmix = (sampling.beta_table(alpha) if alpha else None for alpha in alphas)
+        images, own = mix_images(ones, zeros, bits, mixup=mixup, cutmix=cutmix)
         assert torch.allclose(images.mean((1, 2, 3)), own, atol=1e-5)
         assert 0.4 < float(own.mean()) < 0.75
         pasted = ((images == 0) | (images == 1)).flatten(1).all(1).float().mean()
         assert (float(pasted) > 0.9) if alphas[0] == 0 else (float(pasted) < 0.7)
-    assert make_mixing(0, 0, CPU) is None
-    drawn = mixing_partners(bits, 10)
-    assert drawn.unique().tolist() == list(range(10))
+    needed = state("--mixup=0.4").batch_builder.needed(torch.arange(64), epoch=0)
+    assert torch.equal(needed[:64], torch.arange(64))
+    assert 30 < len(needed[64:].unique()) < 64
 
 
 @pytest.mark.parametrize("augmentations", [(), ("--flip", "--shift=2"), ALL], ids=["none", "flip", "all"])

@@ -147,7 +147,7 @@ from ddptrain import distributed, training_state
 rank = int(distributed.os.environ["RANK"])
 if sys.argv.pop(1) == "gpu":
     torch.cuda.set_device = lambda _: None
-    distributed.choose_device = lambda *_: torch.device("cuda", 0) if rank == 0 else torch.device("cpu")
+    distributed.take_device = lambda *_: torch.device("cuda", 0) if rank == 0 else torch.device("cpu")
 else:
     training_state.fastest_precision = lambda _: "bf16" if rank == 0 else "fp32"
 sys.argv[0] = "ddptrain"

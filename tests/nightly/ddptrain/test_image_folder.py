@@ -89,7 +89,7 @@ def test_pictures_become_squares_once(tmp_path: Path) -> None:
     data = image_folder.load_image_folder(given, 0)
     assert (data.classes, image_folder.list_pictures(tmp_path).classes) == (3, ("class0", "class1", "class2"))
     assert (data.train.images_NHWC.shape, data.test.images_NHWC.shape) == ((22, 32, 32, 3), (2, 32, 32, 3))
-    assert (data.shape.size_px, data.shape.channels, data.augmentation.flip) == (28, 3, True)
+    assert (data.shape.size_px, data.shape.channels, data.flip) == (28, 3, True)
     assert data.train.file in files
     red = data.train.images_NHWC[:, 16, 16, 0].float() / 80  # JPEG is not exact
     assert torch.equal(red.round().long(), data.train.labels_N)

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from ddpcheck.links import Again, Pair, rounds, suspected_links, suspected_nodes
+from ddpcheck.links import Pair, Suspect, rounds, suspected_links, suspected_nodes
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 8, 13])
@@ -48,7 +48,7 @@ def test_a_slow_link_or_node_is_suspected_and_nothing_sound() -> None:
 
 def test_a_suspect_is_named_if_it_is_slow_alone_too() -> None:
     def is_slow(*measured: tuple[float, float]) -> bool:
-        return Again(members=(0, 1), figures=measured).is_slow
+        return Suspect(members=(0, 1), pair=(0, 1), beside=((0, 2),), figures=measured).is_slow
 
     assert is_slow((0.1, 1.0), (0.2, 0.9), (0.1, 0.1))  # once the link beside it was held up
     assert not is_slow((0.1, 1.0), (0.6, 1.0), (0.1, 1.0))  # it can be quicker

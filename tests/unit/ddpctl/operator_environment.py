@@ -40,7 +40,7 @@ def pods_of(draft: Draft, word: str) -> tuple[Pod, ...]:
     template = WORKLOADS[word].pod(draft)
     number = draft.plan.job.max_nodes
     return tuple(
-        (_train_pod if word == "trainjob" else _indexed_pod)(draft.name, template, i, job) for i in range(number)
+        (_train_pod if word == "trainjob" else _indexed_pod)(draft.plan.name, template, i, job) for i in range(number)
     )
 
 

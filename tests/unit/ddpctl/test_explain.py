@@ -10,16 +10,17 @@ import pytest
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_run_store import make
 
+from ddpctl.commands.explain import last_events
 from ddpctl.diagnosis.explain import (
     Cause,
     Explanation,
     explain_not_finite,
     explain_outcome,
     explain_ranks,
-    of_last_start,
 )
 from ddpctl.diagnosis.rank_view import RankView, read_answer
-from ddpwire.events import Event
+from ddpctl.execution.node_probe import ProbeResult
+from ddpwire.events import EVENTS, Event
 from ddpwire.run_files import Outcome
 
 GUIDE = Path(__file__).parents[3] / "docs/explain.md"
@@ -272,7 +273,8 @@ def test_the_first_rank_and_step_with_a_nan_are_named():
     restarted = Event(event="ranks_started", time=NOW + 1, node=0, attempt=2)
     assert explain_not_finite([reported_nan(0, 12), restarted]) is None
     started_again = Event(event="node_started", time=NOW + 1, node=0)
-    assert of_last_start([reported_nan(0, 12), started_again]) == [started_again]
+    answer = ProbeResult(node=0, files={EVENTS: f"{reported_nan(0, 12).line()}\n{started_again.line()}\n"})
+    assert [event.event for event in last_events([answer])] == ["node_started"]
     both = explain_not_finite([reported_nan(0, 12), reported_nan(1, 12)])
     assert both is not None
     assert both.rank is None

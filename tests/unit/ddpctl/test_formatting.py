@@ -39,28 +39,34 @@ NODE = NodeState(
 DONE = Outcome(code=0, cause="ok", message="every rank exited with 0")
 
 
-def ended(*, can_resume: bool) -> list[str]:
+def with_checkpoint(folder: Path) -> Run:
+    """The run, with a checkpoint on this machine."""
+    (folder / "step-1.pt").touch()
+    return replace(RUN, checkpoint_dir=str(folder))
+
+
+def ended(run: Run) -> list[str]:
     report = NodeReport(node=0, alive=False, state=NODE, outcome=DONE)
     state = RunStatus(run="night", state="succeeded", message=DONE.message, code=0, outcome=DONE, nodes=(report,))
-    closing = formatting.closing_lines(RUN, state, can_resume=can_resume, code=0)
-    assert formatting.status_lines(RUN, state, can_resume=can_resume)[2:-2] == closing[1:]
-    assert formatting.status_lines(RUN, state, can_resume=can_resume)[-2:] == [
+    closing = formatting.closing_lines(run, state, code=0)
+    assert formatting.status_lines(run, state)[2:-2] == closing[1:]
+    assert formatting.status_lines(run, state)[-2:] == [
         "  NODE  STATE  RANKS",
         "  0     ended  0 1",
     ]
     return closing[1:]
 
 
-def test_status_shows_each_nodes_processes_and_metrics() -> None:
+def test_status_shows_each_nodes_processes_and_metrics(tmp_path: Path) -> None:
     report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=Progress(step=3))
     state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
     nodes = [
         "  NODE  STATE     PID   RANK:PID       METRICS",
         "  0     training  4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
     ]
-    logs, checkpoints = "  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"
-    assert formatting.status_lines(RUN, state, can_resume=False)[3:] == [logs, *nodes]
-    assert formatting.status_lines(RUN, state, can_resume=True)[3:] == [logs, checkpoints, *nodes]
+    logs, checkpoints = "  logs         /runs/night", f"  checkpoints  {tmp_path}"
+    assert formatting.status_lines(RUN, state)[3:] == [logs, *nodes]
+    assert formatting.status_lines(with_checkpoint(tmp_path), state)[3:] == [logs, checkpoints, *nodes]
 
 
 def test_a_node_without_a_step_is_running_while_another_starts() -> None:
@@ -70,7 +76,7 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
         NodeReport(node=1, alive=True, state=replace(NODE, node=1, state="starting", metrics=None), outcome=None),
     ]
     state = RunStatus(run="night", state="starting", message="2 of 2 nodes alive", nodes=tuple(reports))
-    assert formatting.status_lines(RUN, state, can_resume=False)[-2:] == [
+    assert formatting.status_lines(RUN, state)[-2:] == [
         "  0     running   4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
         "  1     starting  4711  0 1            -",
     ]
@@ -79,20 +85,20 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
 def test_a_nodes_message_moves_no_cursor() -> None:
     report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
     state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
-    lines = formatting.status_lines(RUN, state, can_resume=False)
+    lines = formatting.status_lines(RUN, state)
     assert (lines[0], lines[4]) == ("night  failed, exit code 1: \\x1b[2Jgone", "  0     \\x1b[2J")
 
 
 def test_a_command_and_a_target_with_control_characters_move_no_cursor() -> None:
     run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
     state = RunStatus(run="night", state="lost", message="")
-    for line in (*formatting.runs_table([(run, state)], 0.0), *formatting.status_lines(run, state, can_resume=False)):
+    for line in (*formatting.runs_table([(run, state)], 0.0), *formatting.status_lines(run, state)):
         assert line.isprintable(), line
 
 
-def test_status_of_an_ended_run_names_its_checkpoints_only_if_it_can_resume() -> None:
-    assert ended(can_resume=False) == ["  logs         /runs/night"]
-    assert ended(can_resume=True) == ["  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"]
+def test_status_of_an_ended_run_names_its_checkpoints_only_if_it_can_resume(tmp_path: Path) -> None:
+    assert ended(RUN) == ["  logs         /runs/night"]
+    assert ended(with_checkpoint(tmp_path)) == ["  logs         /runs/night", f"  checkpoints  {tmp_path}"]
 
 
 def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:
@@ -104,4 +110,4 @@ def test_a_run_that_starts_has_all_columns_of_its_nodes() -> None:
     node = replace(NODE, state="starting", metrics=None, ranks=())
     report = NodeReport(node=0, alive=True, state=node, outcome=None)
     state = RunStatus(run="night", state="starting", message="1 of 1 node alive", nodes=(report,))
-    assert "  NODE  STATE     PID   RANK:PID  METRICS" in formatting.status_lines(RUN, state, can_resume=False)
+    assert "  NODE  STATE     PID   RANK:PID  METRICS" in formatting.status_lines(RUN, state)

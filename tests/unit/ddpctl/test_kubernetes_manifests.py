@@ -211,6 +211,17 @@ def test_an_error_of_the_script_ends_a_pytorchjob() -> None:
     assert re.findall(r"restartPolicy: (\S+)", text) == ["ExitCode"]
 
 
+@pytest.mark.parametrize("nodes", ["4", "1:4"])
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_ddpctl_gives_a_pod_the_number_of_nodes_once(word: str, nodes: str) -> None:
+    pod = WORKLOADS[word].pod(draft_of(replace(JOB, nodes=nodes), KubernetesOptions(workload=word)))  # type: ignore[arg-type]
+    (container,) = pod["spec"]["containers"]
+    given = [entry["value"] for entry in container["env"] if entry["name"] == "PET_NNODES"]
+    given += container["args"][1:2] if container["args"][0] == "--nnodes" else []
+    from_operator = word == "trainjob" and nodes == "4"
+    assert given == ([] if from_operator else [nodes])
+
+
 def test_rendering_is_pure_and_the_same_each_time() -> None:
     for word in WORKLOADS:
         texts = {KubernetesTarget(KubernetesOptions(workload=word)).render(plan_of()) for _ in range(3)}  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from tests.in_process import command, ddpctl
+from tests.in_process import ddpctl, verbs
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
 from ddpctl.job.launch_plan import Request
@@ -104,9 +104,8 @@ def request_of(project: Path) -> Callable[[str], Request]:
 
 def test_each_flag_has_a_row() -> None:
     assert {flag for flag, *_ in ROWS} == FLAGS.keys()
-    verbs = command().commands
-    assert {flag for flag, *_ in OWN} == {flag.name for flag in verbs["launch"].params} - FLAGS.keys()
-    assert {flag.name for flag in verbs["render"].params} - FLAGS.keys() == {"out"}
+    assert {flag for flag, *_ in OWN} == {flag.name for flag in verbs()["launch"].params} - FLAGS.keys()
+    assert {flag.name for flag in verbs()["render"].params} - FLAGS.keys() == {"out"}
 
 
 def test_the_help_of_a_flag_is_the_documentation_of_its_field() -> None:

@@ -13,8 +13,8 @@ from platform import python_version
 
 import pytest
 import yaml
-from tests.in_process import command
 from tests.in_process import ddpctl as in_process
+from tests.in_process import verbs
 
 from ddpctl import main
 
@@ -80,7 +80,7 @@ def test_every_verb_is_in_the_help() -> None:
 
 
 def test_the_list_has_the_first_sentence_of_each_verb() -> None:
-    sentences = {name: verb.get_short_help_str(120) for name, verb in command().commands.items()}
+    sentences = {name: verb.get_short_help_str(120) for name, verb in verbs().items()}
     assert sentences == {name: text for name, (_, text) in main.VERBS.items()}
 
 

@@ -53,11 +53,10 @@ def migrated(folder: Path, text: str, name: str = "file") -> Migration:
 
 def statuses(migration: Migration) -> dict[str, str]:
     """The key that each setting has become, or its status."""
+    settings = sorted(dict.fromkeys(migration.settings), key=lambda setting: setting[0])
     return {
-        text: one.meaning.text if one.meaning.status == "became" else one.meaning.status
-        for one, (_, text, _) in zip(
-            sorted(migration.settings, key=lambda one: one.line), migration.rows(), strict=True
-        )
+        text: meaning.text if meaning.status == "became" else meaning.status
+        for (_, _, meaning), (_, text, _) in zip(settings, migration.rows(), strict=True)
     }
 
 
@@ -75,7 +74,7 @@ def test_an_sbatch_script_becomes_a_job_on_slurm(tmp_path: Path) -> None:
 
 def test_each_line_of_an_sbatch_script_is_accounted_for(tmp_path: Path) -> None:
     migration = migrated(tmp_path, SBATCH)
-    assert {one.line for one in migration.settings} == {*range(2, 12), *range(13, 24), *range(25, 29)}
+    assert {line for line, _, _ in migration.settings} == {*range(2, 12), *range(13, 24), *range(25, 29)}
     of = statuses(migration)
     assert of["--mail-type=END"] == "no counterpart"
     assert of["--output=logs/%x.out"] == "ddpctl does it"
@@ -116,7 +115,19 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
       "target.runtime_args": ("--container-name=a",), "job.env": {"A": "1"}, "job.gpus": "1",
       "job.command": ("t.py",)}),
     ("srun apptainer exec --nv -B /data /images/net.sif python t.py",
-     {"job.gpus": "1", "job.command": ("t.py",)}),
+     {"target.runtime": "apptainer", "target.sif": "/images/net.sif", "job.mounts": ("/data:/data",), "job.gpus": "1",
+      "job.command": ("t.py",)}),
+    ("apptainer -q exec --nv --bind /lus/net:/net,~/a:/a,$PWD:/p --env A=1,B=2 -C --pwd /net docker://a/net:1 "
+     "python t.py",
+     {"target.runtime": "apptainer", "job.mounts": ("/lus/net:/net",), "job.env": {"A": "1", "B": "2"},
+      "target.runtime_args": ("--containall",), "job.image": "a/net:1", "target.workdir": "/lus/net", "job.gpus": "1",
+      "job.command": ("t.py",)}),
+    ("apptainer exec --pwd /p -B $PWD:/p $SIF /opt/bin/python t.py",
+     {"target.runtime": "apptainer", "job.gpus": "1", "job.command": ("t.py",)}),
+    ("srun singularity exec $OPTIONS --pwd /net /a.sif bash -c 'torchrun --nproc_per_node 2 t.py'",
+     {"target.runtime": "apptainer", "target.workdir": "/net", "target.sif": "/a.sif", "job.gpus": "2",
+      "job.command": ("t.py",)}),
+    ("apptainer python t.py", {"target.runtime": "apptainer", "job.gpus": "1", "job.command": ("t.py",)}),
     ("D=/data\nmkdir -p $D/a\ncp *.tar /tmp\ncp $X /tmp\n[ -d b ] || mkdir b\ncp $D/*.gz /tmp\npython t.py\nmkdir c",
      {"job.node_setup": ("mkdir -p /data/a", "cp *.tar /tmp"), "job.gpus": "1", "job.command": ("t.py",)}),
     ("python prepare.py\nsrun torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
@@ -127,7 +138,8 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
      {"job.gpus": "1", "job.command": ("t.py", "$1")}),
     ('export CMD="torchrun --nproc-per-node 2 t.py"\nsrun bash -c "$CMD"',
      {"job.env": {"CMD": "torchrun --nproc-per-node 2 t.py"}, "job.gpus": "2", "job.command": ("t.py",)}),
-    ("singularity run a.sif torchrun --nproc-per-node 2 t.py", {"job.gpus": "2", "job.command": ("t.py",)}),
+    ("singularity run a.sif torchrun --nproc-per-node 2 t.py",
+     {"target.runtime": "apptainer", "job.gpus": "2", "job.command": ("t.py",)}),
     ("python -c 'import torch'", {}),
 ]  # fmt: skip
 
@@ -135,6 +147,13 @@ COMMANDS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("script", "values"), COMMANDS, ids=[script for script, _ in COMMANDS])
 def test_a_command_becomes_keys(script: str, values: dict[str, Any], tmp_path: Path) -> None:
     assert migrated(tmp_path, f"#!/bin/bash\n{script}\n").values == values
+
+
+def test_options_of_apptainer_without_a_key_are_named(tmp_path: Path) -> None:
+    options = "--nv --bind ~/a:/a --pwd . -c $MORE library://a/b"
+    of = statuses(migrated(tmp_path, f"#!/bin/bash\napptainer exec {options} python t.py\n"))
+    assert (of["--nv"], of["--pwd=."], of["--contain"]) == ("ddpctl does it", "ddpctl does it", "target.runtime_args")
+    assert (of["--bind=~/a:/a"], of["$MORE"], of["library://a/b"]) == ("unknown", "unknown", "no counterpart")
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -158,7 +177,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 def test_options_of_sbatch_become_keys(options: str, values: dict[str, Any], tmp_path: Path) -> None:
     migration = migrated(tmp_path, f"#!/bin/bash\n#SBATCH {options}\n")
     assert migration.values == values
-    assert all(one.meaning.text for one in migration.settings)
+    assert all(meaning.text for _, _, meaning in migration.settings)
 
 
 def test_ranks_share_the_gpus_of_a_node_as_under_torchrun(tmp_path: Path) -> None:
@@ -287,6 +306,7 @@ BAD: list[tuple[str, bytes]] = [
     ("a tag", b"kind: !!python/object PyTorchJob\n"), ("half", b"kind: PyTorchJob\nspec: {a: [b"),
     ("another form", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {template: 7}}}\n"),
     ("services", b"services: 7\n"),
+    ("no container", b"kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Master: {template: {spec: {containers: []}}}}}"),
 ]  # fmt: skip
 
 
@@ -343,7 +363,7 @@ def test_a_shell_script_is_split_into_its_commands() -> None:
         (3, ("g", "$x"), "", True, True),
         (5, ("h",), "", False, False),
         (5, ("i",), "", False, True),
-        (6, ("j=(\x001\x002",), "", False, False),
+        (6, ("j=(1 2)",), "", False, False),
         (7, ("k", "l"), "", False, False),
     ]
 

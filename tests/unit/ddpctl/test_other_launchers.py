@@ -18,6 +18,7 @@ TRANSLATIONS: list[tuple[str, dict[str, str], dict[str, str], str]] = [
     ("accelerate launch --num_machines 2 --num_processes 8 t.py", {"--nodes": "2", "--gpus": "4"}, {}, "t.py"),
     ("accelerate launch --cpu --multi_gpu t.py", {"--device": "cpu"}, {}, "t.py"),
     ("accelerate launch --mixed_precision bf16 t.py", {}, {"ACCELERATE_MIXED_PRECISION": "bf16"}, "t.py"),
+    ("python -m deepspeed.launcher.runner --num_gpus 2 t.py", {"--gpus": "2"}, {}, "t.py"),
     ("deepspeed --num_nodes=2 --num_gpus=4 train.py --deepspeed ds.json", {"--nodes": "2", "--gpus": "4"}, {},
      "train.py --deepspeed ds.json"),
 ]  # fmt: skip

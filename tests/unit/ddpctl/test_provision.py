@@ -8,7 +8,7 @@ import pytest
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import UnavailableError
-from ddpctl.operations.provision import HostResult, Playbook, Site, inventory_text, provision
+from ddpctl.operations.provision import HostResult, Playbook, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 ANSIBLE, RECAP = "/v/ansible-playbook", "/s/recap.json"
@@ -51,13 +51,14 @@ def test_an_inventory_has_the_hosts_and_values_of_the_configuration(snapshot: Ca
         SshHost(address="box1", user="ddp", peer="10.0.0.1"),
         SshHost(address="10.0.0.2", user="ddp", port=2222, key="~/.ssh/boxes"),
     )
-    site = Site(
+    text = inventory_text(
+        SshOptions(hosts=hosts),
         login="root",
         keys=("ssh-ed25519 AAAA me@laptop",),
         image="ghcr.io/me/train:1",
         places={"controller": "box1", "monitor": "admin@mon1"},
     )
-    snapshot(inventory_text(SshOptions(hosts=hosts), site))
+    snapshot(text)
 
 
 def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:

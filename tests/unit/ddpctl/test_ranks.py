@@ -131,8 +131,17 @@ def test_gpus_that_our_own_trainer_does_not_use_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("value", "warns"),
-    [("/x:$LD_LIBRARY_PATH", True), ("${HOME}/lib", True), ("a$", False), ("$5", False), ("$", False)],
+    [
+        ("/x:$LD_LIBRARY_PATH", True),
+        ("${HOME}/lib", True),
+        ("~/lib", True),
+        ("/x:~/lib", True),
+        ("a$", False),
+        ("$5", False),
+        ("$", False),
+        ("a~/b", False),
+    ],
 )
-def test_a_value_that_refers_to_another_variable_is_named(value: str, *, warns: bool) -> None:
+def test_a_value_that_only_a_shell_would_expand_is_named(value: str, *, warns: bool) -> None:
     warning = unexpanded(replace(JOB, env={"LD_LIBRARY_PATH": value, "OTHER": "1"}))
     assert ("LD_LIBRARY_PATH" in warning, "OTHER" in warning) == (warns, False)

@@ -29,7 +29,7 @@ def node(folder: Path, number: int = 0, *, ranks: int = 2, started: float = 50.0
 
 
 def runs_in(folder: Path) -> dict[str, Run]:
-    return {run.name: run for run in run_folders.load_all(folder, kind="local")}
+    return {run.name: run for run in run_folders.load_all(folder)}
 
 
 def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path
     (tmp_path / "file").touch()
     runs = runs_in(tmp_path)
     assert list(runs) == ["b", "a"], "newest first"
-    (alone,) = run_folders.load_all(tmp_path / "a", kind="local")
-    assert alone == runs["a"] == run_folders.load(tmp_path / "a", kind="local")
+    (alone,) = run_folders.load_all(tmp_path / "a")
+    assert alone == runs["a"] == run_folders.load(tmp_path / "a")
     assert (alone.kind, alone.created, alone.folder) == ("local", 40.0, str(tmp_path / "a"))
     assert (alone.job.nodes, alone.job.world_size, alone.checkpoint_dir) == ("2", 4, str(tmp_path / "a/checkpoints"))
     assert run_folders.is_by_hand(alone)
@@ -52,7 +52,7 @@ def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path
 def test_a_folder_that_has_no_run_is_named(tmp_path: Path) -> None:
     for call in (run_folders.load, run_folders.load_all):
         with pytest.raises(NoInputError, match=str(tmp_path / "nowhere")):
-            call(tmp_path / "nowhere", kind="local")
+            call(tmp_path / "nowhere")
     assert runs_in(tmp_path) == {}
 
 

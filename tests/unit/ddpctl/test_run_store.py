@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_status, run_store
 from ddpctl.runs.run_status import RunStatus
@@ -163,8 +164,9 @@ def test_a_resumed_run_counts_on_from_the_number_that_ddpctl_gave(
     tmp_path: Path, name: str, base_name: str, next_names: list[str]
 ) -> None:
     run = replace(make(tmp_path, name, 0.0), base_name=base_name)
+    request = Request(job=run.job, target=run.target, kind=run.kind, options=None, resumes=run)
     for expected in next_names:
-        assert run_store.next_name(tmp_path, run) == (expected, base_name or name)
+        assert run_store.choose_name(tmp_path, request) == (expected, base_name or name)
         (tmp_path / expected).mkdir()
 
 

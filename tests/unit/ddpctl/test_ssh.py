@@ -67,6 +67,12 @@ def test_a_launch_starts_a_container_on_every_host(snapshot: Callable[..., None]
     )
 
 
+def test_a_node_never_gets_the_same_gpu_twice() -> None:
+    options = replace(OPTIONS, hosts=(replace(OPTIONS.hosts[0], gpus=2), OPTIONS.hosts[1]))
+    asked, _ = submit(facts(1, gpu=GPUS, busy=("GPU-0",)), facts(2, gpu=GPUS), options=options)
+    assert '--gpus="device=GPU-1,GPU-2"' in (matching(asked, START)[0].stdin or "")
+
+
 def test_a_launch_without_containers_starts_a_process_on_every_host(snapshot: Callable[..., None]) -> None:
     asked, _ = submit(*(facts(number, image=None, engine="Python 3.11.2") for number in (1, 2)), options=BARE)
     port = only(asked, "ddprun.nodectl port")

@@ -101,4 +101,4 @@ def test_an_unknown_mode_is_refused():
     with pytest.raises(NodeError) as caught:
         node_config.read_config(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
     assert caught.value.outcome.code == 78
-    assert "--numa-binding is 'cpu'" in caught.value.message
+    assert "--numa-binding is 'cpu'" in str(caught.value)

@@ -116,7 +116,7 @@ def test_a_copy_follows_the_folder_of_node_0(nodes):
 def test_copies_need_a_secret(nodes):
     with pytest.raises(NodeError) as error:
         nodes.start(0, secret=b"")
-    assert (error.value.code, "DDP_SECRET_FILE" in error.value.message) == (Exit.CONFIG, True)
+    assert (error.value.code, "DDP_SECRET_FILE" in str(error.value)) == (Exit.CONFIG, True)
     assert nodes.start(0, secret=b"", copies=1)[0] is None
 
 

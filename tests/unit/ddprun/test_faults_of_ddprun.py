@@ -20,7 +20,7 @@ def test_a_value_that_no_ddprun_writes_is_refused(value):
     with pytest.raises(NodeError) as error:
         stores.decode("claim/1", value, lambda claim: str(claim["token"]))
     assert (error.value.code, error.value.outcome.cause) == (Exit.UNAVAILABLE, "unavailable")
-    assert "claim/1" in error.value.message
+    assert "claim/1" in str(error.value)
     assert stores.decode("claim/1", b'{"token": "a"}', lambda claim: str(claim["token"])) == "a"
 
 
@@ -47,7 +47,7 @@ def test_a_value_that_no_node_of_the_run_has_signed_is_refused():
             with pytest.raises(NodeError) as error:
                 read()
             assert (error.value.code, error.value.outcome.cause) == (Exit.UNAVAILABLE, "unavailable")
-        assert "'a'" in error.value.message
+        assert "'a'" in str(error.value)
     with pytest.raises(NodeError) as error:
         stores.SignedStore(wrapped, b"", "night").get("b")
     assert error.value.code == Exit.CONFIG
@@ -74,7 +74,7 @@ def test_a_secret_that_cannot_be_one_is_refused(case, secret):
     with pytest.raises(NodeError) as error:
         node_config.read_secret({"DDP_SECRET_FILE": str(secret)})
     assert error.value.code == Exit.CONFIG
-    assert f"DDP_SECRET_FILE is {secret}" in error.value.message
+    assert f"DDP_SECRET_FILE is {secret}" in str(error.value)
 
 
 @pytest.mark.parametrize(

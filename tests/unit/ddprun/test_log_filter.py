@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ddprun.output.log_view import HOLD_S, MAX_HELD_LINES, LineView
+from ddprun.output.log_view import HOLD_S, MAX_HELD_LINES, View
 
 CRASH = [b"[rank1]: Traceback (most recent call last):", b"[rank1]:   File x", b"[rank1]: ValueError: bad label 17"]
 
@@ -13,7 +13,7 @@ class Screen:
     def __init__(self) -> None:
         self._shown: list[bytes] = []
         console: Any = self
-        self.view = LineView(console, 1, b"", 0)
+        self.view = View(console, 1, b"", 0)
 
     def put(self, _descriptor: int, text: bytes, _source: object) -> None:
         self._shown.append(text.removesuffix(b"\n"))
@@ -43,10 +43,10 @@ def test_lines_are_held_from_a_crash_on_until_the_decision() -> None:
 def test_a_script_that_catches_its_error_is_shown_after_a_while() -> None:
     screen = Screen()
     assert screen.shows(CRASH) == []
-    assert screen.view.due(0.0) is not None
+    assert screen.view.needs_tick
     assert screen.shows(now=HOLD_S - 0.1) == []
     assert screen.shows(now=HOLD_S + 0.1) == CRASH
-    assert (screen.view.due(HOLD_S), screen.shows([b"step 3"], HOLD_S + 0.2)) == (None, [b"step 3"])
+    assert (screen.view.needs_tick, screen.shows([b"step 3"], HOLD_S + 0.2)) == (False, [b"step 3"])
     assert screen.shows(CRASH, 20.0) == [], "and the next error is held again"
     assert len(screen.shows([b"step"] * MAX_HELD_LINES, 20.1)) == MAX_HELD_LINES + 3
 

@@ -126,3 +126,20 @@ def test_the_error_file_comes_before_the_log(tmp_path, monkeypatch):
 
 def fail():
     raise ValueError("bad label 17")
+
+
+@pytest.mark.parametrize(
+    ("error", "names_worker"),
+    [
+        ("FileNotFoundError: [Errno 2] No such file or directory", True),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("EOFError", True),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'train.csv'", False),
+        ("KeyError: 3", False),
+    ],
+)
+def test_error_of_a_data_loader_worker_that_ended_names_the_worker(tmp_path, error, names_worker):
+    ended = "DataLoader worker (pid 21433) exited unexpectedly with exit code 1"
+    write_error(error, {names.ERROR_FILE: str(tmp_path / rank_error(0))})
+    (tmp_path / rank_log(0)).write_text(f"{error}\nRuntimeError: {ended}. Details are lost due to multiprocessing.\n")
+    assert last_error(tmp_path, 0, 1) == (f"{ended}: {error}" if names_worker else error)

@@ -1,4 +1,4 @@
-"""What ranks have counted is kept over their starts, in few files."""
+"""What ranks have counted is kept over their starts, without the files of ended processes."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from ddprun.files.node_dir import encode_summary, read_previous_run
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
-from ddprun.metrics.metrics import read_rank
+from ddprun.metrics.metrics import RankSeries
 from ddpwire.heartbeat import Heart
 from ddpwire.run_files import HEARTBEAT, SUMMARY, RankProcess, rank_heartbeat
 
@@ -25,30 +25,39 @@ def count(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", COUNT], env=environ, check=True, timeout=60)
 
 
-def samples(folder: Path, **how: bool) -> dict[tuple[str, ...], float]:
-    families = read_rank(folder, **how)
+NO_PID = 1 << 22  # Linux gives no process this number
+
+
+def rank_series(metrics_dir: Path, pid: str = "") -> RankSeries:
+    return RankSeries(lambda: metrics_dir, lambda: {"0": pid})
+
+
+def samples(series: RankSeries, rank: str = "0") -> dict[tuple[str, ...], float]:
+    families = series.read(rank)
     return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
-def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: Path) -> None:
-    folder = tmp_path / "rank-0"
+def test_counts_of_processes_that_have_ended_are_added_up_without_their_files(tmp_path: Path) -> None:
+    folder, series = tmp_path / "rank-0", rank_series(tmp_path)
     folder.mkdir()
     for _ in range(3):
         count(folder)
-        metrics.set_gauges_aside(tmp_path, 0)
-    before = samples(folder)
+    before = samples(series)
     assert before["ddp_steps_total", "a"] == 30
-    assert samples(folder, with_last_gauges=True)["ddp_last_step",] == 7
-    (folder / "counter_1.db").write_bytes((2**31 - 1).to_bytes(4, "little") + bytes(96))
+    assert ("ddp_last_step",) not in before
+    series.with_last_gauges = True
+    assert samples(series)["ddp_last_step",] == 7
+    series.with_last_gauges = False
+    (folder / f"counter_{NO_PID}.db").write_bytes((2**31 - 1).to_bytes(4, "little") + bytes(96))
     metrics.prepare_rank_dir(folder)
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["counter_0.db", "counter_1.bad", "histogram_0.db"], "what is damaged is set aside"
-    assert samples(folder) == before
-    assert [path.stat().st_size < 4096 for path in folder.iterdir()] == [True] * 3, "the bytes that are used"
+    series.keep_counts()
+    assert [path.name for path in folder.iterdir()] == [f"counter_{NO_PID}.bad"], "what is damaged is set aside"
+    assert samples(series) == before
     count(folder)
-    assert samples(folder)["ddp_seconds_count",] == 4
-    assert samples(folder)["ddp_seconds_bucket", "2.0"] == 4
-    assert samples(folder)["ddp_seconds_bucket", "1.0"] == 0
+    series.keep_counts()
+    assert samples(series)["ddp_seconds_count",] == 4
+    assert samples(series)["ddp_seconds_bucket", "2.0"] == 4
+    assert samples(series)["ddp_seconds_bucket", "1.0"] == 0
 
 
 FORK = """
@@ -76,14 +85,14 @@ def test_of_a_gauge_that_forked_workers_have_as_well_the_ranks_own_value_counts(
     with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
         assert rank.stdout
         pid = rank.stdout.readline().strip()
-        series = metrics.RankSeries(lambda: tmp_path, lambda: {"0": pid})
+        series = rank_series(tmp_path, pid)
 
         def values() -> dict[str, float]:
             return {sample.name: sample.value for family in series.collect() for sample in family.samples}
 
         assert values() == {"reads_total": 4, "loss": 0.25}
-        metrics.merge_rank_files(folder)
-        assert sorted(path.name for path in folder.glob("counter*")) == ["counter_0.db", f"counter_{pid}.db"]
+        series.keep_counts()
+        assert [path.name for path in folder.glob("counter*")] == [f"counter_{pid}.db"]
         assert values() == {"reads_total": 4, "loss": 0.25}
         rank.communicate()
 

@@ -9,22 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.ddprun.test_rank_metrics import count, rank_series, samples
 
 from ddprun.files.runtime_dir import PREFIX, RuntimeDir
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
-from ddprun.metrics import metrics
-from ddprun.metrics.metrics import read_counters, read_rank, write_counters
+from ddprun.metrics.metrics import RankSeries
 from ddprun.system import file_writer
 from ddprun.system.file_writer import FileWriter
 from ddpwire.heartbeat import Heart
 from ddpwire.run_files import METRICS, RankProcess, rank_heartbeat
-
-COUNT = """
-from prometheus_client import Counter, Histogram
-Counter("ddp_steps_total", "Steps.", ("kind",)).labels(kind="a").inc(10)
-Histogram("ddp_seconds", "Of mine.", buckets=(1.0, 2.0)).observe(1.5)
-"""
-
 
 FULL_QUEUE = """
 import threading
@@ -77,39 +70,36 @@ def test_a_folder_that_vanishes_is_made_anew_and_heartbeats_of_ranks_that_run_ar
     heart = Heart(str(runtime.path / rank_heartbeat(0)))
     monitor.track((RankProcess(rank=0, local_rank=0, pid=os.getpid(), log=""),))
     heart.beat(3)
-    assert monitor.step(0) == 3
+    assert monitor.beat(0).step == 3
     shutil.rmtree(runtime.path.parent)
-    assert monitor.step(1) is None
+    assert monitor.beat(1).step is None
     heart.beat(4)
-    assert monitor.step(0) == 4, "its file is mapped"
+    assert monitor.beat(0).step == 4, "its file is mapped"
     assert runtime.restore()
     assert runtime.vanished
     assert not runtime.path.exists(), "the parent is gone: nothing fails"
     runtime.begin_attempt()
     assert runtime.path.is_dir()
     monitor.forget()
-    assert monitor.step(0) is None
+    assert monitor.beat(0).step is None
     runtime.remove()
 
 
 def test_counters_in_the_summary_continue_on_another_machine(tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-    (here / "rank-0").mkdir()
-    environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(here / "rank-0")}
+    folders = [tmp_path / "here" / "rank-0", tmp_path / "there" / "rank-0"]
+    here, there = (rank_series(folder.parent) for folder in folders)
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+    def values(series: RankSeries) -> dict[tuple[str, ...], float]:
+        return {name: value for name, value in samples(series).items() if value and name != ("ddp_last_step",)}
+
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", COUNT], env=environ, check=True, timeout=60)
-    write_counters(there, json.loads(json.dumps(read_counters(here))))
-
-    def values(folder: Path) -> dict[tuple[str, ...], float]:
-        samples = [one for family in read_rank(folder / "rank-0") for one in family.samples]
-        return {(one.name, *one.labels.values()): one.value for one in samples if one.value}
-
+        count(folders[0])
+    here.keep_counts()
+    there.restore(json.loads(json.dumps(here.counts())) | {"1": {"counter_0.db": "of an older version"}})
     assert values(there) == values(here)
-    environ |= {"PROMETHEUS_MULTIPROC_DIR": str(there / "rank-0")}
-    subprocess.run([sys.executable, "-c", COUNT], env=environ, check=True, timeout=60)
-    metrics.prepare_rank_dir(there / "rank-0")
+    count(folders[1])
     assert values(there)["ddp_steps_total", "a"] == 30
     assert values(there)["ddp_seconds_bucket", "2.0"] == 3
 

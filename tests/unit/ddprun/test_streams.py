@@ -2,10 +2,8 @@
 
 import os
 
-import pytest
-
 from ddprun.output.console import Console
-from ddprun.output.log_view import PROGRESS_S, LineView
+from ddprun.output.log_view import PROGRESS_S, View
 from ddprun.output.logs import RankFile, Stream
 from ddprun.output.timed_log import TimedLog
 
@@ -23,16 +21,18 @@ class Shown(Console):
 
 def test_a_progress_bar_of_several_ranks_is_shown_once_a_second_and_its_last_state_always() -> None:
     console = Shown()
-    view = LineView(console, 2, b"[r1] ", 1)
+    view = View(console, 2, b"[r1] ", 1)
     view.accept(b"\r 10%", 10.0)
     assert console.texts == [b"\r[r1]  10%"]
     view.accept(b"\r 20%", 10.1)
     view.accept(b"\r 3", 10.2)
     assert len(console.texts) == 1
-    assert view.due(10.2) == pytest.approx(PROGRESS_S - 0.2)
-    view.tick(11.0)
+    assert view.needs_tick
+    view.tick(10.0 + PROGRESS_S - 0.1)
+    assert len(console.texts) == 1
+    view.tick(10.0 + PROGRESS_S)
     assert console.texts[1:] == [b"\r[r1]  3  "], "it covers the longer state before"
-    assert view.due(11.0) is None
+    assert not view.needs_tick
     view.accept(b"\r100%\n", 11.1)
     assert console.texts[2:] == [b"\r[r1] 100%\n"]
     view.accept(b"next\r\nlast\r\r", 11.2)
@@ -42,7 +42,7 @@ def test_a_progress_bar_of_several_ranks_is_shown_once_a_second_and_its_last_sta
 
 def test_a_traceback_after_an_unfinished_bar_is_held_like_any_other() -> None:
     console = Shown()
-    view = LineView(console, 2, b"[r1] ", 1)
+    view = View(console, 2, b"[r1] ", 1)
     view.accept(b"\r 10%", 10.0)
     view.accept(b"Traceback (most recent call last):\n  File x\nValueError: a\n", 10.1)
     assert console.texts == [b"\r[r1]  10%", b"\r[r1]  10%\n"]
@@ -56,7 +56,7 @@ def test_the_file_of_a_rank_has_whole_lines_of_both_streams(tmp_path) -> None:
     file = RankFile(tmp_path / "rank-0.log", num_streams=2)
     pipes = [os.pipe(), os.pipe()]
     out, err = (
-        Stream(read, number, 0, file, LineView(Shown(), number, b"", 0), TimedLog(tmp_path / "rank-0.timed.log", 0, 0))
+        Stream(read, number, 0, file, View(Shown(), number, b"", 0), TimedLog(tmp_path / "rank-0.timed.log", 0, 0))
         for number, (read, _) in enumerate(pipes, 1)
     )
 

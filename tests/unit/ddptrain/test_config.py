@@ -10,7 +10,7 @@ from tests.messages import assert_names
 
 from ddptrain import compat
 from ddptrain.config import RankOptions, parse_options, shaping_options
-from ddptrain.distributed import RankInfo, check_strategy, choose_device, read_rank_info
+from ddptrain.distributed import RankInfo, check_strategy, read_rank_info, take_device
 from ddptrain.errors import TrainError
 from ddptrain.main import run
 from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
@@ -182,9 +182,9 @@ def test_a_place() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there() -> None:
-    assert choose_device(RankInfo(), "auto").type == "cpu"
+    assert take_device(RankInfo(), "auto").type == "cpu"
     with pytest.raises(TrainError) as error:
-        choose_device(RankInfo(), "cuda")
+        take_device(RankInfo(), "cuda")
     assert error.value.code == 78
     assert_names(error.value, "--device")
 

@@ -53,7 +53,7 @@ def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         data.train.images_NHWC.numpy(), np.tile(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), (5, 1, 1, 1))
     )
     assert data.test.labels_N.tolist() == labels
-    assert (data.augmentation.shift_px, data.augmentation.flip) == (4, True)
+    assert (data.shift_px, data.flip) == (4, True)
 
 
 def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:

@@ -146,6 +146,9 @@ command that may run or not is not used, and a variable that it sets is unknown.
 - One program becomes `command`: the first of a launcher, else of srun, else of python ([options](your_script.md)).
 - If a node starts fewer ranks than it has GPUs, `ranks` is their number. Each rank sees all GPUs of its node.
 - The Python or the image of the ranks needs ddpctl: [slurm.md](slurm.md), [image.md](image.md).
+- `apptainer exec` and `singularity run` become `runtime: apptainer` with `sif` or `image`, and their options \
+`mounts`, `env`, `workdir` and `runtime_args`. The source of a mount must be an absolute path of the nodes.
+- A configuration of accelerate for several machines becomes `nodes` on this machine: choose another target for them.
 - A hostfile names no script: write it as `command`, or after `--`. A configuration of accelerate or a docker-compose \
 file is no launch: ddpctl only says what each of its settings means, and shows no value of docker-compose.
 - A command that copies files or makes folders, and stands before the launch, becomes an entry of \
@@ -163,10 +166,10 @@ def migrating_page() -> str:
     lines = []
     for file, table in TABLES.items():
         meanings: dict[str, list[str]] = {}
-        for name, meaning in table.items():
+        for names, meaning in table.items():
             plain = meaning.status == "became" and not meaning.note
-            text = "the key" if plain else str(meaning)
-            meanings.setdefault(text, []).append(f"`{name}` → `{meaning.text}`" if plain else f"`{name}`")
+            text, settings = "the key" if plain else str(meaning), "`" + names.replace(", ", "`, `") + "`"
+            meanings.setdefault(text, []).append(f"{settings} → `{meaning.text}`" if plain else settings)
         lines += [f"| {file} | {', '.join(names)} | {text} |\n" for text, names in meanings.items()]
     return MIGRATING_PAGE + "".join(lines)
 

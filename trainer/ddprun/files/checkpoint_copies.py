@@ -39,13 +39,11 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import COPY, COPY_PART, open_regular, publish_part, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
-LAST_COPY_S = 60.0  # how long to wait for the copy of the last checkpoint
-STOPPED_COPY_S = 4.0  # the same after a stop or failure: less than ddpctl stop waits
-POLL_S, LAST_POLL_S, RETRY_S = 1.0, 0.05, 5.0
+POLL_S, RETRY_S = 1.0, 5.0
 SILENT_S = 2.0  # a longer wait is logged
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
-PROOF = "DDP-Proof"
+PROOF = "DDP-Proof"  # a header
 ANNOUNCED, LAST, DONE = "copies", "copies/last", "copies/done/"  # keys of the store
 
 
@@ -86,7 +84,7 @@ def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
     If a file has not changed since the manifest ``known`` was made, its hash is taken from that manifest.
     """
     hashes = {file[:3]: file.sha256 for file in known.files}
-    found = []
+    files = []
     for parent, folders, entries in os.walk(folder, onerror=_raise_unless_gone):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(parent, name) for name in entries if not name.startswith(".")):
@@ -94,10 +92,10 @@ def scan(folder: Path, step: int | None, known: Manifest) -> Manifest:
                 with open_regular(path) as data:
                     info = os.fstat(data.fileno())
                     key = (str(path.relative_to(folder)), info.st_size, info.st_mtime_ns)
-                    found.append(File(*key, hashes.get(key) or hashlib.file_digest(data, "sha256").hexdigest()))
+                    files.append(File(*key, hashes.get(key) or hashlib.file_digest(data, "sha256").hexdigest()))
             except OSError as error:
                 _raise_unless_gone(error)
-    return Manifest(step, tuple(sorted(found, key=lambda file: (file.modified_ns, file.path))))
+    return Manifest(step, tuple(sorted(files, key=lambda file: (file.modified_ns, file.path))))
 
 
 def _raise_unless_gone(error: OSError) -> None:
@@ -134,7 +132,7 @@ class CheckpointCopies:
         """
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
         self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
-        self._store, self._journal, self._said = store.clone(), journal, ""
+        self._store, self._journal, self._reported = store.clone(), journal, ""
         self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
         self._number = 0  # of the last manifest that this node 0 has announced, or that this other node has copied
         self._manifest = read_manifest(self._folder / COPY)
@@ -152,7 +150,7 @@ class CheckpointCopies:
     def finish(self, *, succeeded: bool) -> None:
         """Wait a limited time until the last checkpoint is copied. Call this after the ranks have ended."""
         self._ranks_ended.set()
-        limit_s = LAST_COPY_S if succeeded else STOPPED_COPY_S
+        limit_s = 60.0 if succeeded else 4.0  # less than ddpctl stop waits
         self._thread.join(SILENT_S)
         if self._thread.is_alive():
             self._journal.log(f"waiting for the copy of the last checkpoint, for at most {limit_s:g} s")
@@ -172,7 +170,7 @@ class CheckpointCopies:
                     self._failed(error)
                     pause_s = RETRY_S
                 if self._ranks_ended.wait(pause_s):
-                    time.sleep(LAST_POLL_S)
+                    time.sleep(0.05)
 
     def _is_finished(self) -> bool:
         if self._node:
@@ -184,8 +182,8 @@ class CheckpointCopies:
 
     def _failed(self, error: Exception) -> None:
         why = getattr(error, "strerror", None) or str(error)
-        if why != self._said:
-            self._said = why
+        if why != self._reported:
+            self._reported = why
             self._journal.log(f"warning: a checkpoint was not copied: {why}; the training is not affected")
             self._journal.emit("checkpoint_failed", message=f"it was not copied: {why}")
 
@@ -200,7 +198,7 @@ class CheckpointCopies:
         Also announce a new manifest if a file is missing and another node has not fetched all files.
         """
         events, known = read_last_events(self._node_dir, EVENTS_TAIL_BYTES), self._manifest
-        saved = next((one for one in reversed(events) if one.event == "checkpoint_saved"), None)
+        saved = next((event for event in reversed(events) if event.event == "checkpoint_saved"), None)
         is_whole = all((self._folder / file.path).exists() for file in known.files)
         is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
         if not self._content or saved != self._saved or (is_behind and not is_whole):
@@ -210,13 +208,13 @@ class CheckpointCopies:
                 # The indentation puts the step on its own line, which ddpctl reads with a shell command.
                 text = f"{json.dumps(manifest._asdict(), indent=1)}\n".encode()
                 write_atomic(self._folder / COPY, text)
-                name = hashlib.sha256(text).hexdigest()
+                sha256 = hashlib.sha256(text).hexdigest()
                 paths = {file.sha256: self._folder / file.path for file in manifest.files}
                 # Manifests are sent from memory: a node may still fetch the previous one, whose file is replaced.
-                manifests = [one for one in self._content.items() if isinstance(one[1], bytes)]
-                self._content = paths | dict(manifests[-1:]) | {name: text}
+                manifests = [name for name, content in self._content.items() if isinstance(content, bytes)]
+                self._content = paths | {name: self._content[name] for name in manifests[-1:]} | {sha256: text}
                 place = {"number": self._number, "port": self._port, "nonce": self._nonce}
-                self._store.set(ANNOUNCED, json.dumps(place | {"size": len(text), "sha256": name}))
+                self._store.set(ANNOUNCED, json.dumps(place | {"size": len(text), "sha256": sha256}))
             self._saved = saved
         if is_last:
             self._store.set(LAST, str(self._number))
@@ -260,7 +258,7 @@ class CheckpointCopies:
                     (folder / parent).rmdir()
         for file in lacking:
             part_path(folder, file.path).replace(folder / file.path)
-        self._number, self._said = place["number"], ""
+        self._number, self._reported = place["number"], ""
         self._store.set(f"{DONE}{self._node}", str(self._number))
         seconds, num_bytes = time.monotonic() - began, sum(file.size for file in lacking)
         self._journal.emit("checkpoint_copied", step=manifest.step, seconds=seconds, bytes=num_bytes)

@@ -40,7 +40,7 @@ class PreviousRun:
 
     heard_at: float  # when it last wrote a file, in seconds since the epoch
     step: int | None  # the highest step of all attempts, if known
-    counters: dict[str, Any] = field(default_factory=dict)  # of each rank (metrics.read_counters)
+    counters: dict[str, Any] = field(default_factory=dict)  # of each rank (metrics.RankSeries.counts)
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
@@ -48,30 +48,21 @@ def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
 
     Remove files that readers would take for files of this start.
     """
-    previous_run = _read_previous(node_dir, run_id)
-    if previous_run is None:
-        for name in (EVENTS, EVENTS_BEFORE, HISTORY):
-            (node_dir / name).unlink(missing_ok=True)
-    for name in (OUTCOME, SNAPSHOT):
+    previous_run = None
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+        summary = run_files.parse_json(run_files.read_record(node_dir / SUMMARY))
+        if summary["run"] == run_id != DEFAULT_RUN_ID:
+            steps = [summary["step"]] if isinstance(summary["step"], int) else []
+            steps += [event.step for event in read_last_events(node_dir, EVENTS_TAIL_BYTES) if event.step is not None]
+            changed = [0.0]
+            for name in (SUMMARY, NODE, EVENTS, NODE_LOG, OUTCOME):
+                with contextlib.suppress(OSError):  # the earlier start may not have written all of them
+                    changed.append((node_dir / name).stat().st_mtime)
+            step, counters = max(steps, default=None), dict(summary["counters"])
+            previous_run = PreviousRun(heard_at=max(changed), step=step, counters=counters)
+    for name in (OUTCOME, SNAPSHOT, *(() if previous_run else (EVENTS, EVENTS_BEFORE, HISTORY))):
         (node_dir / name).unlink(missing_ok=True)
     return previous_run
-
-
-def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
-    try:
-        summary = run_files.parse_json(run_files.read_record(node_dir / SUMMARY))
-        if summary["run"] != run_id or run_id == DEFAULT_RUN_ID:
-            return None
-        steps = [summary["step"]] if isinstance(summary["step"], int) else []
-        counters = dict(summary["counters"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
-    changed = [0.0]
-    for name in (SUMMARY, NODE, EVENTS, NODE_LOG, OUTCOME):
-        with contextlib.suppress(OSError):  # the earlier start may not have written all of them
-            changed.append((node_dir / name).stat().st_mtime)
-    steps += [event.step for event in read_last_events(node_dir, EVENTS_TAIL_BYTES) if event.step is not None]
-    return PreviousRun(heard_at=max(changed), step=max(steps, default=None), counters=counters)
 
 
 def encode_summary(run_id: str, state: str, step: int | None, counters: dict[str, Any]) -> bytes:

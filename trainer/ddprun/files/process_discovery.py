@@ -8,16 +8,12 @@ in /proc, because all processes of a run inherit the path of its folder.
 
 import contextlib
 import os
-import signal
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ddprun.system import processes
 from ddpwire import locks, names
 from ddpwire.run_files import LOCK, NODE, OUTCOME
-
-POLL_S = 0.02
 
 
 def is_locked(node_dir: Path) -> bool:
@@ -62,12 +58,3 @@ def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterato
     """Yield the pid and the environment of each living process of the run, except the caller and its parent."""
     mark = f"{names.RUN_DIR}={run_dir}".encode()
     yield from ((pid, environ) for pid, environ in table() if mark in environ)
-
-
-def kill_run_processes(run_dir: Path, *, timeout_s: float) -> None:
-    """Kill all processes of the run, including orphans, with SIGKILL. Give up after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while (left := [pid for pid, _ in run_processes(run_dir)]) and time.monotonic() < deadline:
-        for pid in left:
-            processes.kill(pid, signal.SIGKILL)
-        time.sleep(POLL_S)

@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ddpwire import locks
@@ -33,7 +33,10 @@ class RuntimeDir:
 
     def __init__(self, run: str, node: int, environ: Mapping[str, str]) -> None:
         """Remove the folders of ddpruns that have ended, and make a new one. Raises OSError."""
-        self._bases = [*_bases(environ)]
+        # Where a runtime folder may be made, the best place first.
+        places = map(Path, (environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm", tempfile.gettempdir()))  # noqa: S108 (mkdtemp)
+        usable = os.W_OK | os.X_OK
+        self._bases = [path for path in places if path.is_absolute() and path.is_dir() and os.access(path, usable)]
         self._prefix = f"{PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', run)[:32]}-node-{node}-{os.getpid()}-"
         self._changing = threading.RLock()  # several threads use the folder
         self._is_removed = False
@@ -102,13 +105,6 @@ class RuntimeDir:
             return os.path.samestat(os.fstat(self._lock), self.path.lstat())
         except OSError:
             return False
-
-
-def _bases(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the folders in which a runtime folder may be made, the best one first."""
-    for base in (environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm", tempfile.gettempdir()):  # noqa: S108 (made with mkdtemp)
-        if Path(base).is_absolute() and Path(base).is_dir() and os.access(base, os.W_OK | os.X_OK):
-            yield Path(base)
 
 
 def _sweep(base: Path) -> None:

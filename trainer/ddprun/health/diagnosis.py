@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +29,15 @@ from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_he
 RANKS = Path(__file__).parents[1] / "ranks"
 NUM_SAMPLES = 5
 SAMPLE_INTERVAL_S = 0.3
-STACKS_TIMEOUT_S = 1.0
-SETTLED_S = 0.1  # a dump that has not grown for this long is complete: it has no end mark
-POLL_S = 0.01
-REQUEST_INTERVAL_S = 1.5
 FLIGHT_TIMEOUT_S = 1.0
-TRACE_TIMEOUT_S = 30.0  # in addition to the recorded seconds
-MAX_TRACE_BYTES, GZIP_LEVEL = 200_000_000, 3
+MAX_TRACE_BYTES = 200_000_000
 NO_SERVER = "it has not begun its first step, and has no process group, or was not forked by ddprun (--exec)"
-MAX_STACKS_BYTES = 1 << 18
 MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the newest of each rank; torch keeps 2000
 MAX_THREADS, MAX_FRAMES = 8, 24
 MAX_CHILDREN = 6
-MAX_REQUEST_CHARS = 64
 PROFILE_REQUEST = re.compile(r"profile (\d{1,2}(?:\.\d{1,3})?) \w+")  # seconds
 MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-# In /proc/net/tcp: the states established and SYN_SENT; the retransmission timer.
-TCP_STATES, TCP_RESENDS = ("01", "02"), "01:"
 Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -75,13 +67,13 @@ class Diagnosis:
     def _answer_requests(self) -> None:
         """If ddpctl has written a request, answer it. The disk and the ranks may take seconds to answer."""
         while True:
-            time.sleep(REQUEST_INTERVAL_S)
+            time.sleep(1.5)
             data: bytes = self._files.read(read_regular, self._node_dir / DIAGNOSIS_REQUEST, unknown=b"")
-            request = data.decode(errors="replace")[:MAX_REQUEST_CHARS]
+            request = data.decode(errors="replace")[:64]
             if request and request != self._answered:
                 self._answered = request
-                if wanted := PROFILE_REQUEST.fullmatch(request):
-                    self._profile(float(wanted[1]), request)
+                if match := PROFILE_REQUEST.fullmatch(request):
+                    self._profile(float(match[1]), request)
                 else:
                     self._write(DIAGNOSIS, request)
 
@@ -91,13 +83,13 @@ class Diagnosis:
 
     def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:
         ranks = collect(self._ranks, Path(self._runtime), num_samples)
-        found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
-        data = json.dumps(found).encode()
+        facts = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
+        data = json.dumps(facts).encode()
         for most in (20, 2, 0):  # with very many ranks, keep their current state and drop older data
             if len(data) > MAX_DIAGNOSIS_BYTES:
                 for rank in ranks:
                     _shorten(rank, most)
-                data = json.dumps(found | {"shortened": True}).encode()
+                data = json.dumps(facts | {"shortened": True}).encode()
         self._files.submit(replace_file, self._node_dir / name, data)
 
     def _profile(self, seconds: float, request: str) -> None:
@@ -109,58 +101,55 @@ class Diagnosis:
                 return {"rank": rank.rank} | profile_rank(heartbeat, Path(folder, f"{rank.rank}"), seconds)
 
             with ThreadPoolExecutor(len(self._ranks) or 1) as pool:
-                found = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
-            self._files.submit(replace_file, self._node_dir / run_files.PROFILE, json.dumps(found).encode())
+                profile = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
+            self._files.submit(replace_file, self._node_dir / run_files.PROFILE, json.dumps(profile).encode())
 
 
 def collect(ranks: Sequence[RankProcess], runtime: Path, num_samples: int) -> list[dict[str, Any]]:
     """Return the data of each rank as JSON: process states and stacks at several moments, and its last collectives."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for rank in ranks:
-        group_at = _modified_at(runtime / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}")
-        found.append({"rank": rank.rank, "pid": rank.pid, "group_at": group_at, "samples": [], "children": []})
+        record: dict[str, Any] = {"rank": rank.rank, "pid": rank.pid, "group_at": None, "samples": [], "children": []}
+        with contextlib.suppress(OSError):
+            group = runtime / f"{rank_heartbeat(rank.rank)}{run_files.GROUP_SUFFIX}"
+            record["group_at"] = group.stat().st_mtime
+        records.append(record)
     children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
     for number in range(num_samples):
         time.sleep(SAMPLE_INTERVAL_S if number else 0)
         states = [_state(rank.pid) | {"links": read_links(Path(f"/proc/{rank.pid}"))} for rank in ranks]
         stacks = read_stacks([rank.pid for rank in ranks])
-        for one, state, stack in zip(found, states, stacks, strict=True):
-            one["samples"].append(state | {"time": time.time(), "threads": stack})
+        for record, state, stack in zip(records, states, stacks, strict=True):
+            record["samples"].append(state | {"time": time.time(), "threads": stack})
     # A rank and its children share one file: ask one child at a time.
     for place in range(max(map(len, children), default=0)):
-        asked = [(one, pids[place]) for one, pids in zip(found, children, strict=True) if place < len(pids)]
+        asked = [(record, pids[place]) for record, pids in zip(records, children, strict=True) if place < len(pids)]
         states = [_state(pid) for _, pid in asked]
-        for (one, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
-            one["children"].append({"pid": pid, "threads": stack} | state)
-    for one, rank in zip(found, ranks, strict=True):
-        one |= read_collectives(runtime / rank_heartbeat(rank.rank)) | {"time": time.time()}
-    return found
+        for (record, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
+            record["children"].append({"pid": pid, "threads": stack} | state)
+    for record, rank in zip(records, ranks, strict=True):
+        record |= read_collectives(runtime / rank_heartbeat(rank.rank)) | {"time": time.time()}
+    return records
 
 
 def _shorten(rank: dict[str, Any], most: int) -> None:
     """Keep only a rank's last sample, at most ``most`` collectives and children, and some threads and frames."""
     rank["samples"], rank["children"] = rank["samples"][-1:], rank["children"][:most]
     rank["collectives"] = rank["collectives"][-most:] if most else []
-    for one in (*rank["samples"], *rank["children"]):
-        one["threads"] = one["threads"] and [frames[: most + 4] for frames in one["threads"][: most + 1]]
-
-
-def _modified_at(path: Path) -> float | None:
-    with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return None
+    for process in (*rank["samples"], *rank["children"]):
+        process["threads"] = process["threads"] and [frames[: most + 4] for frames in process["threads"][: most + 1]]
 
 
 def _state(pid: int) -> dict[str, Any]:
     process = processes.read_process(pid)
     if process is None:
         return {}
-    found: dict[str, Any] = {"name": process.name, "state": process.state, "ticks": process.ticks}
+    state: dict[str, Any] = {"name": process.name, "state": process.state, "ticks": process.ticks}
     with contextlib.suppress(OSError):
         switches = re.search(r"(?m)^voluntary\w+:\s(\d+)", Path(f"/proc/{pid}/task/{pid}/status").read_text())
-        found["switches"] = int(switches[1]) if switches else 0  # how often the main thread has started to wait
-        found["wchan"] = Path(f"/proc/{pid}/wchan").read_text()
-    return found
+        state["switches"] = int(switches[1]) if switches else 0  # how often the main thread has started to wait
+        state["wchan"] = Path(f"/proc/{pid}/wchan").read_text()
+    return state
 
 
 def read_links(process: Path) -> list[list[Any]]:
@@ -168,17 +157,18 @@ def read_links(process: Path) -> list[list[Any]]:
 
     A list contains the process's address, the peer's address, the unacknowledged bytes, and the retransmissions.
     """
-    found: dict[tuple[str, str], list[int]] = {}
+    links: dict[tuple[str, str], list[int]] = {}
     with contextlib.suppress(OSError, ValueError):  # the process has ended, or this is not Linux
         own = {str(link.readlink()) for link in (process / "fd").iterdir()}
         for line in "".join(table.read_text() for table in (process / "net").glob("tcp*")).splitlines():
             fields = line.split()
-            here, there = (address.partition(":")[0] for address in fields[1:3])
-            if here != there and fields[3] in TCP_STATES and f"socket:[{fields[9]}]" in own:
-                link = found.setdefault((here, there), [0, 0])
-                if fields[5].startswith(TCP_RESENDS):  # with another timer, the other side does not accept data
+            address, peer = (field.partition(":")[0] for field in fields[1:3])
+            is_open = fields[3] in ("01", "02")  # established, or SYN_SENT
+            if address != peer and is_open and f"socket:[{fields[9]}]" in own:
+                link = links.setdefault((address, peer), [0, 0])
+                if fields[5].startswith("01:"):  # retransmits; with another timer, the peer does not accept data
                     link[:] = link[0] + int(fields[4].partition(":")[0], 16), max(link[1], int(fields[6], 16))
-    return [[*addresses, *link] for addresses, link in found.items()]
+    return [[*addresses, *link] for addresses, link in links.items()]
 
 
 def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
@@ -187,9 +177,14 @@ def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
     try:
         for pid, descriptor in files.items():
             os.ftruncate(descriptor, 0)
-            _signal_main_thread(pid)
+            with contextlib.suppress(OSError):
+                # Only the main thread: the signal may disturb other threads, which libraries have started.
+                if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
+                    processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
+                else:
+                    os.kill(pid, STACKS_SIGNAL)
         _wait_until_settled(files.values())
-        texts = {pid: os.pread(descriptor, MAX_STACKS_BYTES, 0) for pid, descriptor in files.items()}
+        texts = {pid: os.pread(descriptor, 1 << 18, 0) for pid, descriptor in files.items()}
     finally:
         for descriptor in files.values():
             os.close(descriptor)
@@ -206,24 +201,17 @@ def _open_stacks(pid: int) -> int | None:
     return None
 
 
-def _signal_main_thread(pid: int) -> None:
-    """Send STACKS_SIGNAL to the main thread. The signal may disturb other threads, which libraries have started."""
-    with contextlib.suppress(OSError):
-        if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
-            processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
-        else:
-            os.kill(pid, STACKS_SIGNAL)
-
-
 def _wait_until_settled(descriptors: Iterable[int]) -> None:
-    deadline, seen, changed_at = time.monotonic() + STACKS_TIMEOUT_S, [-1], time.monotonic()
-    while time.monotonic() < deadline:
+    """Wait until each file has a dump that has not grown for 0.1 s, because it has no end mark, but at most 1 s."""
+    began = changed_at = time.monotonic()
+    last: list[int] = []
+    while time.monotonic() < began + 1.0:
         sizes = [os.fstat(descriptor).st_size for descriptor in descriptors]
-        if sizes != seen:
-            seen, changed_at = sizes, time.monotonic()
-        elif all(sizes) and time.monotonic() - changed_at > SETTLED_S:
+        if sizes != last:
+            last, changed_at = sizes, time.monotonic()
+        elif all(sizes) and time.monotonic() - changed_at > 0.1:
             return
-        time.sleep(POLL_S)
+        time.sleep(0.01)
 
 
 def parse_stacks(text: str) -> list[list[Frame]]:
@@ -234,16 +222,11 @@ def parse_stacks(text: str) -> list[list[Frame]]:
             threads.append((line.startswith("Current"), []))
         elif threads and (match := FRAME.fullmatch(line)):
             threads[-1][1].append((match[1], int(match[2]), match[3]))
-    own = str(RANKS / "rank_server.py")
-    kept = [one for one in threads if not any(frame[0] == own for frame in one[1])]
-    return [_script_frames(frames) for _, frames in sorted(kept, key=lambda one: not one[0])][:MAX_THREADS]
-
-
-def _script_frames(frames: list[Frame]) -> list[Frame]:
-    """Return at most MAX_FRAMES frames of the script, without the frames of ddprun's code that started the script."""
-    start = str(RANKS / "fork_server.py")
-    end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
-    return frames[: min(end, MAX_FRAMES)]
+    server, start = str(RANKS / "rank_server.py"), str(RANKS / "fork_server.py")
+    kept = [thread for thread in threads if not any(file == server for file, _, _ in thread[1])]
+    main_first = (frames for _, frames in sorted(kept, key=lambda thread: not thread[0]))
+    # The frames below the first one of ``start`` belong to ddprun, which started the script.
+    return [[*takewhile(lambda frame: frame[0] != start, frames)][:MAX_FRAMES] for frames in main_first][:MAX_THREADS]
 
 
 def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str, Any]:
@@ -255,31 +238,31 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
         recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
         unrecorded = recorders.pop("unrecorded")
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
-        found: dict[str, Any] = {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-limit:]}
-        if unrecorded:
-            found["unknown"] = f"this torch does not record the collectives of {', '.join(unrecorded)}"
-        return found
+        collectives = sorted(map(_collective, entries), key=lambda collective: collective["at"])[-limit:]
+        why = f"this torch does not record the collectives of {', '.join(unrecorded)}"
+        return {"collectives": collectives} | ({"unknown": why} if unrecorded else {})
     except FileNotFoundError:
-        return {"collectives": [], "unknown": NO_SERVER}
+        why = NO_SERVER
     except TimeoutError:
-        return {"collectives": [], "unknown": f"its flight recorder did not answer within {FLIGHT_TIMEOUT_S:g} s"}
+        why = f"its flight recorder did not answer within {FLIGHT_TIMEOUT_S:g} s"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return {"collectives": [], "unknown": f"its flight recorder cannot be read: {error}"}
+        why = f"its flight recorder cannot be read: {error}"
+    return {"collectives": [], "unknown": why}
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return a rank's profile (rank_profiler.py) and gzipped trace.
+    """Return a rank's profile (rank_server.py) and gzipped trace.
 
     If this fails, return the reason under the key ``unknown``.
     """
     try:
-        found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
-        if "unknown" in found:
-            return found
+        profile = dict(ask(heartbeat, seconds + 30.0, trace=str(trace), seconds=seconds))
+        if "unknown" in profile:
+            return profile
         if trace.stat().st_size > MAX_TRACE_BYTES:
             return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: choose fewer --seconds"}
-        found["collectives"] = read_collectives(heartbeat, MAX_PROFILED_COLLECTIVES)["collectives"]
-        return found | {"trace": base64.b64encode(gzip.compress(read_regular(trace), GZIP_LEVEL)).decode()}
+        profile["collectives"] = read_collectives(heartbeat, MAX_PROFILED_COLLECTIVES)["collectives"]
+        return profile | {"trace": base64.b64encode(gzip.compress(read_regular(trace), 3)).decode()}
     except (OSError, ValueError, TypeError) as error:
         return {"unknown": NO_SERVER if isinstance(error, FileNotFoundError) else f"it cannot be profiled: {error}"}
 

@@ -24,20 +24,14 @@ from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
 from ddprun.system.file_writer import FileWriter, replace_file
 from ddprun.system.processes import read_process
-from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
+from ddpwire.heartbeat import Beat, read_beat
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
 MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
-DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
-SPAWN_IDLE_CORES = 0.05  # of all processes together; processes that only try to connect use less
-# In the command line of a process that multiprocessing has spawned.
-SPAWN_MAIN = "multiprocessing.spawn import spawn_main"
-PROC_FILES = ("status", "wchan", "stack")
-STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,33 +72,17 @@ class HeartbeatMonitor:
         self._changes, self._beats = {}, {}
         self._ranks = ranks
 
-    def step(self, rank: int) -> int | None:
-        """Return the last step of a rank, even after it has ended."""
-        beat = self.beat(rank)
-        return beat.step if beat else None
-
-    def stopped_for(self, rank: int) -> int | None:
-        """Return the rank whose signal made ``rank`` stop, or None if ``rank`` has not recorded such a signal."""
-        return read_stopped_for(self._file(rank))
-
-    def is_complete(self, rank: int) -> bool:
-        """Return whether the rank has recorded that its training is complete."""
-        return read_complete(self._file(rank))
-
-    def beat(self, rank: int) -> Beat | None:
-        """Return the last heartbeat of a rank, even after it has ended."""
-        return read_beat(self._file(rank))
-
-    def _file(self, rank: int) -> Path | BinaryIO:
+    def beat(self, rank: int) -> Beat:
+        """Return what a rank has recorded, even after it has ended."""
         path = Path(self._runtime, rank_heartbeat(rank))
         with self._opening, contextlib.suppress(OSError):  # the file has vanished
-            if rank not in self._files and read_beat(path):  # without a heartbeat, the rank may map another file
+            if rank not in self._files and read_beat(path).at_s:  # without a heartbeat, the rank may map another file
                 self._files[rank] = path.open("rb", buffering=0)
-        return self._files.get(rank, path)
+        return read_beat(self._files.get(rank, path))
 
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of this attempt's ranks, keyed by rank. Ranks without a heartbeat are left out."""
-        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
+        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank)).at_s}
 
     def running_beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of the ranks that have not ended, keyed by rank."""
@@ -125,19 +103,18 @@ class HeartbeatMonitor:
         current = read_process(process.pid)
         if current is None or not current.alive:
             return None
-        stopped, cpu_s = current.state == "T", current.ticks / TICKS_PER_S
-        now_s, beat = self._now_s, self.beat(process.rank)
-        if beat and self._beats.get(process.rank, (0.0, 0.0))[0] != beat.at_s:
-            self._beats[process.rank] = beat.at_s, now_s
-        key = (beat.step if beat else None, stopped)
-        if process.rank not in self._changes or self._changes[process.rank][0] != key:
-            self._changes[process.rank] = key, now_s, cpu_s
-        _, changed_at_s, cpu_s_before = self._changes[process.rank]
+        rank, stopped, cpu_s = process.rank, current.state == "T", current.ticks / TICKS_PER_S
+        now_s, beat = self._now_s, self.beat(rank)
+        if self._beats.get(rank, (0.0, 0.0))[0] != beat.at_s:
+            self._beats[rank] = beat.at_s, now_s
+        key = beat.step, stopped
+        if rank not in self._changes or self._changes[rank][0] != key:
+            self._changes[rank] = key, now_s, cpu_s
+        _, changed_at_s, cpu_s_before = self._changes[rank]
         since_s = now_s - changed_at_s
-        silent_s = now_s - self._beats[process.rank][1] if beat else since_s if stopped else 0.0
+        silent_s = now_s - self._beats[rank][1] if beat.at_s else since_s if stopped else 0.0
         busy = cpu_s - cpu_s_before > BUSY_CORES * since_s
-        rank, node = process.rank, self._node
-        return RankStatus(rank=rank, node=node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
+        return RankStatus(rank=rank, node=self._node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy)
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
@@ -162,8 +139,8 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
     """Return a message about a hung rank: how long it was silent, its last step and whether it uses CPU time."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
-    what = "has been stopped by SIGSTOP" if status.stopped else f"uses {'' if status.busy else 'almost no '}CPU time"
-    return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
+    state = "has been stopped by SIGSTOP" if status.stopped else f"uses {'' if status.busy else 'almost no '}CPU time"
+    return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {state}"
 
 
 class SpawnWatch:
@@ -188,15 +165,16 @@ class SpawnWatch:
             return ""
         self._probed_at = now
         try:
-            families = [[one, *one.children(recursive=True)] for one in map(psutil.Process, self._ranks.values())]
-            spawn = all(any(SPAWN_MAIN in " ".join(one.cmdline()) for one in family) for family in families)
-            processes = {one.pid: one for family in families for one in family}
-            self._cpu_s = sum(sum(one.cpu_times()[:2]) for one in processes.values())
-            asleep = all(one.status() == psutil.STATUS_SLEEPING for one in processes.values())
-            connections = [one for one in psutil.net_connections("tcp") if one.raddr and one.pid in processes]
+            families = [[rank, *rank.children(recursive=True)] for rank in map(psutil.Process, self._ranks.values())]
+            processes = {process.pid: process for family in families for process in family}
+            self._cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes.values())
+            asleep = all(process.status() == psutil.STATUS_SLEEPING for process in processes.values())
+            connections = [peer for peer in psutil.net_connections("tcp") if peer.raddr and peer.pid in processes]
+            commands = (" ".join(arg for process in family for arg in process.cmdline()) for family in families)
+            spawn = all("multiprocessing.spawn import spawn_main" in command for command in commands)
         except psutil.Error:  # a process has ended meanwhile, or the system does not show it
             return ""
-        is_busy = not asleep or self._cpu_s - before_s > SPAWN_IDLE_CORES * since_s
+        is_busy = not asleep or self._cpu_s - before_s > 0.05 * since_s  # cores; to try to connect needs less
         if connections or is_busy or not spawn:
             self._idle_since = now
         if now - self._idle_since < SPAWN_IDLE_S:
@@ -223,7 +201,7 @@ def dump_stacks(
             resource.prlimit(rank.pid, resource.RLIMIT_CORE, (0, 0))
     workers.signal(signal.SIGABRT)
     workers.signal(signal.SIGCONT)
-    deadline = time.monotonic() + DUMP_TIMEOUT_S
+    deadline = time.monotonic() + 1.0
     while workers.alive and time.monotonic() < deadline:
         time.sleep(0.01)
     for rank in processes:
@@ -238,13 +216,14 @@ def dump_stacks(
 
 
 def _proc_state(rank: RankProcess) -> str:
-    """Return lines from the PROC_FILES of a rank. Only root can read ``stack``, the kernel stack."""
+    """Return lines from the files of a rank in /proc. Only root can read ``stack``, the kernel stack."""
+    fields = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
     lines = []
-    for name in PROC_FILES:
+    for name in ("status", "wchan", "stack"):
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{rank.pid}/{name}").read_text().strip().splitlines()
             if name == "status":
-                lines += [line for line in text if line.partition(":")[0] in STATUS_FIELDS]
+                lines += [line for line in text if line.partition(":")[0] in fields]
             else:
                 lines += [f"{name}: {line}" for line in text]
     return "".join(f"{line}\n" for line in lines)

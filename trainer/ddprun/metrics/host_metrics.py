@@ -18,7 +18,6 @@ from ddpwire import metrics
 HOST = (metrics.HOST_CPU, metrics.HOST_MEMORY, metrics.HOST_NETWORK)
 DEVICES = (metrics.DEVICE_UTILIZATION, metrics.DEVICE_MEMORY_USED, metrics.DEVICE_POWER, metrics.DEVICE_TEMPERATURE)
 SERIES = (*HOST, *DEVICES)
-MAX_DEVICES = 16  # four series each
 
 
 def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
@@ -46,7 +45,10 @@ def network_bytes() -> list[tuple[str, float]]:
     """Return the bytes that all interfaces except the loopback have received and sent in total."""
     loopback = interface_of("127.0.0.1")
     counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
-    return [("received", sum(one.bytes_recv for one in counts)), ("sent", sum(one.bytes_sent for one in counts))]
+    return [
+        ("received", sum(count.bytes_recv for count in counts)),
+        ("sent", sum(count.bytes_sent for count in counts)),
+    ]
 
 
 class MachineSeries(Collector):
@@ -56,7 +58,7 @@ class MachineSeries(Collector):
         """``nvml``: the module pynvml, or None without GPUs."""
         self._nvml = nvml
         self._devices = {}
-        for index in range(min(nvml.nvmlDeviceGetCount(), MAX_DEVICES)) if nvml else ():
+        for index in range(min(nvml.nvmlDeviceGetCount(), 16)) if nvml else ():
             with contextlib.suppress(nvml.NVMLError):  # the GPU is lost or not permitted
                 self._devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
 
@@ -67,20 +69,18 @@ class MachineSeries(Collector):
         yield family(metrics.HOST_NETWORK, network_bytes())
         if (nvml := self._nvml) is None:
             return
-        sensor = nvml.NVML_TEMPERATURE_GPU
-        yield self._read_each(metrics.DEVICE_UTILIZATION, lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
-        yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used)
-        yield self._read_each(metrics.DEVICE_POWER, lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
-        yield self._read_each(metrics.DEVICE_TEMPERATURE, lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, sensor))
-
-    def _read_each(self, metric: metrics.Metric, read: Callable[[Any], float]) -> Family:
-        values = []
-        for index, device in self._devices.items():
-            try:
-                values.append((str(index), read(device)))
-            except self._nvml.NVMLError:  # not supported, or the GPU is lost
-                continue
-        return family(metric, values)
+        readers: tuple[Callable[[Any], float], ...] = (
+            lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+            lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+            lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+            lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        )
+        for metric, read in zip(DEVICES, readers, strict=True):
+            values = []
+            for index, gpu in self._devices.items():
+                with contextlib.suppress(nvml.NVMLError):  # not supported, or the GPU is lost
+                    values.append((str(index), read(gpu)))
+            yield family(metric, values)
 
 
 def machine_series() -> MachineSeries:

@@ -1,12 +1,10 @@
 """The metrics of a node and its ranks: the endpoint /metrics, the file history.csv and the final snapshot metrics.prom.
 
 A rank writes the files of prometheus_client's multiprocess mode into its own folder. This module reads them and
-replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that
-restarts do not make scrapes slower. Gauges describe the present, so the gauges of a rank that has ended are renamed and
-appear only in the snapshot.
+replaces the library's label ``pid`` with ``rank``. Gauges describe the present, so the gauges of a process that has
+ended appear only in the snapshot.
 """
 
-import base64
 import contextlib
 import platform
 import struct
@@ -20,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -42,38 +41,23 @@ from ddpwire.version import __version__
 
 RANK_PREFIX = "rank-"
 KEPT_KINDS = ("counter", "histogram", "summary")
-LAST_GAUGE_SUFFIX = ".last"
 # What prometheus_client raises for damaged files. Scripts may write into the folder, and must not end the run by that.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, struct.error)
-FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
-CACHE_S = 0.25  # for how long a page is reused
-SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
-SUMMARY_INTERVAL_S = 2.5
-MANY_FILES = 16  # of ended processes of a rank; each costs a scrape some time
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
 IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
-ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
-
-
-def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
-    """Rename the gauge files of a rank that has ended, so that scrapes no longer read them."""
-    for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
-        with contextlib.suppress(OSError):
-            path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))
 
 
 def prepare_rank_dir(folder: Path) -> None:
-    """Prepare the metrics folder of a rank that is about to start.
+    """Delete the last gauges of the previous process of a rank that is about to start."""
+    for path in folder.glob("gauge_*.db"):
+        if _has_ended(path):
+            path.unlink(missing_ok=True)
 
-    Delete the last gauges of the rank's previous process, set damaged files aside, and merge the other files.
-    """
-    for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(*UNREADABLE):  # then nothing is merged
-        for path in folder.glob("*.db"):
-            if not _is_sound(path):
-                path.rename(path.with_suffix(".bad"))
-        merge_rank_files(folder)
+
+def _has_ended(path: Path) -> bool:
+    """Return whether the process that has written a file of prometheus_client has ended."""
+    pid = path.stem.rpartition("_")[2]
+    return pid.isdecimal() and not psutil.pid_exists(int(pid))
 
 
 def _is_sound(path: Path) -> bool:
@@ -86,53 +70,27 @@ def _is_sound(path: Path) -> bool:
     return 8 <= used <= path.stat().st_size
 
 
-def merge_rank_files(folder: Path, least: int = 2) -> None:
-    """Merge the files of ended processes into one file per metric type. Raises any error in ``UNREADABLE``.
-
-    ``least``: the least number of files that are worth it.
-    """
-    for kind in KEPT_KINDS:
-        pids = {path: path.stem.removeprefix(f"{kind}_") for path in folder.glob(f"{kind}_*.db")}
-        files = sorted(path for path, pid in pids.items() if not Path("/proc", pid).exists())
-        if len(files) < least:
-            continue
-        merged = compat.merge_files(map(str, files), accumulate=False)
-        new = folder / f"{kind}.new"
-        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS. The merged file needs no more bytes
-        # than the files use together; each file begins with the number of its used bytes.
-        new.write_bytes(bytes(sum(int.from_bytes(file.read_bytes()[:4], sys.byteorder) for file in files)))
-        if not compat.write_merged(merged, new):
-            new.unlink()
-            return
-        with FILES_LOCK:
-            for file in files:
-                file.unlink()
-            new.rename(folder / f"{kind}_0.db")
-
-
-def read_counters(metrics_dir: Path) -> dict[str, Any]:
-    """Return the files with what each rank has counted: for each folder and file, the bytes in use, as base64."""
-    counters: dict[str, Any] = {}
-    for folder in metrics_dir.glob(f"{RANK_PREFIX}*"):
-        with contextlib.suppress(OSError), FILES_LOCK:  # a rank is being started
-            files = {path.name: path.read_bytes() for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db")}
-            used = {name: data[: int.from_bytes(data[:4], sys.byteorder)] for name, data in files.items()}
-            counters[folder.name] = {name: base64.b64encode(data).decode() for name, data in used.items()}
-    return counters
-
-
-def write_counters(metrics_dir: Path, counters: Mapping[str, Any]) -> None:
-    """Write what ``read_counters`` has returned, for ranks that have no files yet."""
-    for rank_dir, files in counters.items():
-        folder = metrics_dir / Path(rank_dir).name
-        with contextlib.suppress(*UNREADABLE):  # another version has written them, or the disk is full
-            folder.mkdir(exist_ok=True)
-            for name, data in files.items():
-                (folder / Path(name).name).write_bytes(base64.b64decode(data))
+def add_up(families: Iterable[Family]) -> list[Family]:
+    """Return each family once, with the values of equal series added up. The first family determines the type."""
+    sums: dict[str, Family] = {}
+    for family in families:
+        total = sums.setdefault(family.name, Family(family.name, family.documentation, family.type))
+        total.samples += family.samples if family.type == total.type else []
+    for total in sums.values():
+        values: dict[tuple[Any, ...], float] = {}
+        for sample in total.samples:
+            series = sample.name, tuple(sorted(sample.labels.items()))
+            values[series] = values.get(series, 0.0) + sample.value
+        total.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
+    return list(sums.values())
 
 
 class RankSeries(Collector):
-    """Collects the series that the ranks have written, and the times of the last heartbeats of the running ranks."""
+    """Collects the series that the ranks have written, and the times of the last heartbeats of the running ranks.
+
+    What ended processes have counted is kept in memory, and their files are deleted. So restarts, and data loader
+    workers, which leave files in each epoch, do not make scrapes slower.
+    """
 
     def __init__(
         self,
@@ -142,36 +100,74 @@ class RankSeries(Collector):
     ) -> None:
         """``pids``: the process of each rank. ``running_beats``: the heartbeats of the ranks that have sent one."""
         self._metrics_dir, self._pids, self._running_beats = metrics_dir, pids, running_beats
+        self._ended: dict[str, list[Family]] = {}  # by rank, what processes have counted whose files are deleted
+        self._lock = threading.RLock()  # held while files are read or deleted
         self.with_last_gauges = False
 
     def collect(self) -> Iterator[Family]:
         """Yield each family once, with the samples of all ranks."""
-        families: dict[str, Family] = {}
-        pids = self._pids()
-        for folder in sorted(self._metrics_dir().glob(f"{RANK_PREFIX}*")):
-            for family in read_rank(folder, with_last_gauges=self.with_last_gauges):
-                merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
-                if merged.type == family.type:  # if two ranks disagree about a type, the first one counts
-                    rank = folder.name.removeprefix(RANK_PREFIX)
-                    merged.samples += label_rank(family.samples, rank, pids.get(rank, ""))
-        yield from families.values()
+        pids, families = self._pids(), []
+        for rank in self._ranks():
+            for family in self.read(rank):
+                family.samples = label_rank(family.samples, rank, pids.get(rank, ""))
+                families.append(family)
+        yield from add_up(families)
         since_epoch = time.time() - time.monotonic()
         times = [(str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._running_beats().items())]
         yield host_metrics.family(metrics.HEARTBEAT, times)
 
+    def _ranks(self) -> list[str]:
+        folders = self._metrics_dir().glob(f"{RANK_PREFIX}*")
+        return sorted(self._ended.keys() | {folder.name.removeprefix(RANK_PREFIX) for folder in folders})
 
-def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
-    """Return the merged series of a rank's processes, or an empty list if they cannot be read."""
-    patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
-    try:
-        with FILES_LOCK:
-            files = [path for pattern in patterns for path in folder.glob(pattern)]
-            try:
-                return compat.merge_files(map(str, files))
-            except UNREADABLE:  # a file is damaged, or is being created
-                return compat.merge_files(map(str, filter(_is_sound, files)))
-    except UNREADABLE:
-        return []
+    def read(self, rank: str) -> list[Family]:
+        """Return the series of a rank's processes. Those of files that cannot be read are missing."""
+        folder = self._metrics_dir() / f"{RANK_PREFIX}{rank}"
+        with self._lock:
+            gauges = [path for path in folder.glob("gauge_*.db") if self.with_last_gauges or not _has_ended(path)]
+            files = [*gauges, *(path for kind in KEPT_KINDS for path in folder.glob(f"{kind}_*.db"))]
+            families: list[Family] = []
+            with contextlib.suppress(*UNREADABLE):
+                try:
+                    families = compat.merge_files(map(str, files))
+                except UNREADABLE:  # a file is damaged, or is being created
+                    families = compat.merge_files(map(str, filter(_is_sound, files)))
+            return add_up([*self._ended.get(rank, ()), *families])
+
+    def keep_counts(self) -> None:
+        """Add up what ended processes have counted, and delete their files. Rename damaged files."""
+        folders = f"{RANK_PREFIX}*"
+        paths = [path for kind in KEPT_KINDS for path in self._metrics_dir().glob(f"{folders}/{kind}_*.db")]
+        for path in filter(_has_ended, paths):
+            rank = path.parent.name.removeprefix(RANK_PREFIX)
+            with contextlib.suppress(*UNREADABLE), self._lock:  # another thread or process has deleted it
+                if not _is_sound(path):
+                    path.rename(path.with_suffix(".bad"))
+                    continue
+                families = compat.merge_files([str(path)])
+                path.unlink()
+                self._ended[rank] = add_up([*self._ended.get(rank, ()), *families])
+
+    def counts(self) -> dict[str, Any]:
+        """Return what each rank has counted, as JSON: its families with their samples."""
+        return {
+            rank: [
+                [family.name, family.documentation, family.type, [sample[:3] for sample in family.samples]]
+                for family in self.read(rank)
+                if family.type in KEPT_KINDS
+            ]
+            for rank in self._ranks()
+        }
+
+    def restore(self, counts: Mapping[str, Any]) -> None:
+        """Replace what is kept of ended processes by what ``counts`` has returned."""
+        for rank, families in counts.items():
+            kept = []
+            with contextlib.suppress(*UNREADABLE):  # another version has written them
+                for name, text, kind, samples in families:
+                    kept.append(Family(name, text, kind))
+                    kept[-1].samples = [Sample(*sample) for sample in samples]
+                self._ended[rank] = kept
 
 
 def label_rank(samples: Iterable[Sample], rank: str, pid: str) -> list[Sample]:
@@ -219,23 +215,21 @@ class NodeSeries:
 
     def count_earlier(self, events: Iterable[Event]) -> None:
         """Count the restarts, requeues, exits, signals and lost steps in the node's earlier events."""
+        counters = {
+            "restart": metrics.RESTARTS,
+            "rank_exited": metrics.RANK_EXITS,
+            "signal": metrics.TERMINATION_SIGNALS,
+        }
         for event in events:
             facts = event.facts
-            if event.event == "restart":
-                self._count_known(metrics.RESTARTS, reason=facts.get("reason"))
+            if metric := counters.get(event.event):
+                ((label, known),) = metric.labels.items()  # the event has a key of this name
+                if facts.get(label) in known:  # another version of ddprun may have written other values
+                    self.count(metric, **{label: facts[label]})
             elif event.event == "node_started" and "requeued_s" in facts:
-                self._count_known(metrics.RESTARTS, reason="requeue")
-            elif event.event == "rank_exited":
-                self._count_known(metrics.RANK_EXITS, cause=facts.get("cause"))
-            elif event.event == "signal":
-                self._count_known(metrics.TERMINATION_SIGNALS, signal=facts.get("signal"))
+                self.count(metrics.RESTARTS, reason="requeue")
             elif event.event == "recovered" and isinstance(lost := facts.get("steps_lost"), int):
                 self.count(metrics.STEPS_LOST, max(0, lost))
-
-    def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
-        # Another version of ddprun may have written values that this version does not know.
-        if all(value in metric.labels[label] for label, value in labels.items()):
-            self.count(metric, **labels)
 
     def state(self, state: str) -> None:
         """Set the state of this node, which must be one of metrics.JOB_STATES."""
@@ -250,7 +244,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
     def answer(request: BaseHTTPRequestHandler) -> None:
         nonlocal body, made_at
         with lock:  # a page is reused for a moment, so that many scrapers cost no more than one
-            if not body or time.monotonic() - made_at > CACHE_S:
+            if not body or time.monotonic() - made_at > 0.25:
                 body, made_at = generate_latest(registry), time.monotonic()
             page = body
         request.send_response(200)
@@ -259,7 +253,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
         request.end_headers()
         request.wfile.write(page)
 
-    return network.serve_http(host, port, answer, name="metrics", timeout_s=SCRAPE_TIMEOUT_S)
+    return network.serve_http(host, port, answer, name="metrics", timeout_s=10.0)
 
 
 class MetricHistory:
@@ -273,8 +267,15 @@ class MetricHistory:
         self._registry = registry
         self._lock = threading.Lock()
         self._every_s = ROW_INTERVAL_S
-        self._rows: list[str] = []
-        self._read_earlier()
+        self._rows: list[str] = []  # of an earlier ddprun, if its file has the same columns
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            header, *rows = self._path.read_text().splitlines() or [""]
+            if header == HEADER:
+                self._rows = [row for row in rows if row.count(",") == header.count(",")]  # without a torn last line
+        with contextlib.suppress(ValueError, IndexError):
+            first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
+            self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
+        self._write()
 
     def start(self) -> None:
         """Start a thread that adds rows until the process ends."""
@@ -298,17 +299,6 @@ class MetricHistory:
             self.add_row()
             time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
 
-    def _read_earlier(self) -> None:
-        """Read the rows of an earlier ddprun if the file has the same columns. Otherwise start a new file."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            header, *rows = self._path.read_text().splitlines() or [""]
-            if header == HEADER:
-                self._rows = [row for row in rows if row.count(",") == header.count(",")]  # without a torn last line
-        with contextlib.suppress(ValueError, IndexError):
-            first, last = (float(self._rows[place].partition(",")[0]) for place in (0, -1))
-            self._every_s = ROW_INTERVAL_S * max(1.0, (last - first) / MAX_ROWS)
-        self._write()
-
     def _write(self) -> None:
         self._files.submit(replace_file, self._path, "\n".join([HEADER, *self._rows, ""]).encode())
 
@@ -321,11 +311,15 @@ class NodeMetrics:
         self._config, self._node_dir, self._runtime = config, node.folder.path, node.folder.runtime
         self._heartbeats, self._files = heartbeats, node.files
         self._step, self._counters = (before.step, before.counters) if before else (None, {})
-        write_counters(self._runtime.metrics, self._counters)
         self._journal = journal
         self._registry = CollectorRegistry()
         self.series = NodeSeries(self._registry)
-        self._ranks = RankSeries(lambda: self._runtime.metrics, self._pids, heartbeats.running_beats)
+
+        def pids() -> dict[str, str]:
+            return {str(process.rank): str(process.pid) for process in journal.state.ranks}
+
+        self._ranks = RankSeries(lambda: self._runtime.metrics, pids, heartbeats.running_beats)
+        self._ranks.restore(self._counters)
         for collector in (self._ranks, host_metrics.machine_series()):
             self._registry.register(collector)
         self.series.set(
@@ -349,9 +343,6 @@ class NodeMetrics:
         self.series.count_earlier(read_last_events(self._node_dir, 2 * MOST_BYTES))
         self.history = MetricHistory(self._node_dir, self._registry, self._files)
 
-    def _pids(self) -> dict[str, str]:
-        return {str(process.rank): str(process.pid) for process in self._journal.state.ranks}
-
     def serve(self, own: str) -> None:
         """Serve the series at the configured address or, without one, at ``own``. Log the URL, or why this failed."""
         config = self._config
@@ -363,7 +354,8 @@ class NodeMetrics:
             return
         if config.metrics_port not in (0, port):
             log(f"port {config.metrics_port} is in use: the metrics are on port {port}")
-        url = f"http://{own if host in ANY_ADDRESS else host}:{port}/metrics"
+        is_any = host in ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
+        url = f"http://{own if is_any else host}:{port}/metrics"
         log(f"metrics at {url}")
         self._journal.update(metrics=url)
         try:
@@ -381,20 +373,20 @@ class NodeMetrics:
         while True:
             began = time.monotonic()
             if self._runtime.restore():
-                empty: dict[str, Any] = {Path(rank_metrics(one.rank)).name: {} for one in self._journal.state.ranks}
-                write_counters(self._runtime.metrics, empty | self._counters)
-            for folder in self._runtime.metrics.glob(f"{RANK_PREFIX}*"):  # data loader workers leave files each epoch
-                with contextlib.suppress(*UNREADABLE):  # the next start of the rank sets damaged files aside
-                    merge_rank_files(folder, MANY_FILES)
+                self._ranks.restore(self._counters)
+                for process in self._journal.state.ranks:
+                    with contextlib.suppress(OSError):  # the disk is full, or the folder has vanished again
+                        (self._runtime.path / rank_metrics(process.rank)).mkdir(exist_ok=True)
+            self._ranks.keep_counts()
             if written is None or written.done():  # else the disk does not answer
                 written = self.write_summary()
-            time.sleep(max(SUMMARY_INTERVAL_S, IDLE_RATIO * (time.monotonic() - began)))
+            time.sleep(max(2.5, IDLE_RATIO * (time.monotonic() - began)))
 
     def write_summary(self) -> "Future[None]":
         """Write the step and the counters for the next start of the run, perhaps on another machine."""
-        steps = [beat.step for beat in self._heartbeats.beats().values()]
-        self._step = max([*steps, *([] if self._step is None else [self._step])], default=None)
-        self._counters |= read_counters(self._runtime.metrics)
+        steps = [self._step, *(beat.step for beat in self._heartbeats.beats().values())]
+        self._step = max((step for step in steps if step is not None), default=None)
+        self._counters |= self._ranks.counts()
         state = self._journal.state
         summary = encode_summary(self._config.run_id, state.state, self._step, self._counters)
         return self._files.submit(replace_file, self._node_dir / SUMMARY, summary, False)

@@ -16,16 +16,13 @@ from ddpwire.names import AT
 if TYPE_CHECKING:
     from ddprun.metrics.metrics import NodeSeries
 
-FIRST_STEP_TIMEOUT_S = 60.0
-
 
 class Downtime:
     """The seconds since the ranks last trained, keyed by cause. All times are values of time.monotonic()."""
 
     def __init__(self, *, began_at: float, requeued_s: float = 0.0) -> None:
         self._lost = {"requeue": requeued_s} if requeued_s > 0 else {}
-        self._since = began_at
-        self._started_at = began_at
+        self._since = self._started_at = began_at
 
     @property
     def requeued(self) -> dict[str, Any]:
@@ -38,9 +35,9 @@ class Downtime:
         self._lost, self._started_at = {}, now
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
 
-    def ended(self, now: float, *, hung: bool, beats: Iterable[Beat | None]) -> None:
+    def ended(self, now: float, *, hung: bool, beats: Iterable[Beat]) -> None:
         """Record that the ranks of a failed attempt have ended. ``beats`` are their last heartbeats."""
-        trained_at = max((beat.at_s for beat in beats if beat), default=self._started_at)
+        trained_at = max((beat.at_s for beat in beats), default=self._started_at)
         self._lost = {"hang" if hung else "restart": max(0.0, now - trained_at)}
         self._since = now
 
@@ -50,11 +47,9 @@ class Recovery:
 
     def __init__(self, series: "NodeSeries", journal: Journal, best: int | None) -> None:
         """``best`` is the highest step that an earlier start of the run has reached."""
-        self._series = series
-        self._journal = journal
+        self._series, self._journal = series, journal
         self._is_requeued = best is not None  # steps lost before this start are counted at the first step
-        self._failed_at = 0.0  # 0 while no recovery is in progress
-        self._lap_at = 0.0
+        self._failed_at = self._lap_at = 0.0  # 0 while no recovery is in progress
         self.best = best  # the highest step of all attempts
         self.waits_for_step = False
 
@@ -82,7 +77,7 @@ class Recovery:
     def steps(self, steps: Iterable[int | None]) -> None:
         """Note the current steps of this node's ranks. The first step after a restart ends the measurement."""
         step = max((step for step in steps if step is not None), default=None)
-        if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_TIMEOUT_S:
+        if self.waits_for_step and time.monotonic() - self._failed_at > 60.0:
             self.waits_for_step, self._failed_at = False, 0.0  # the script sends no heartbeats
         if step is None:
             return

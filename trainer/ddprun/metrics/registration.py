@@ -15,9 +15,6 @@ from ddprun.settings.node_config import NodeConfig
 from ddpwire import metrics
 from ddpwire.run_files import MetricsTarget, NodeState, Outcome, targets_file_name, targets_text, write_atomic
 
-PUSH_TIMEOUT_S = 5.0
-PUSH_JOB = "ddpctl"
-
 
 def register(config: NodeConfig, url: str) -> None:
     """Write the target file, if a folder is configured. Raises OSError."""
@@ -61,6 +58,6 @@ def push_outcome(
     info.labels(cause=outcome.cause, run_uid=state.run_uid).set(1)
     key = {"run": config.run_id} | ({"user": user} if user else {})
     try:
-        push_to_gateway(config.pushgateway, PUSH_JOB, registry, grouping_key=key, timeout=PUSH_TIMEOUT_S)
+        push_to_gateway(config.pushgateway, "ddpctl", registry, grouping_key=key, timeout=5.0)
     except OSError as error:  # includes urllib's errors
         log(f"the outcome was not sent to the Pushgateway {config.pushgateway}: {error}")

@@ -156,9 +156,12 @@ def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSErr
 def _loopback_message(host: str, address: str) -> str:
     here = f"node 0's address is {address}" if host == address else f"the name '{host}' resolves to {address}"
     here += ", which other machines cannot reach"
-    if address == "127.0.1.1" != host:
-        here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
     advice = "give node 0's address on the network as --master-addr"
+    if host == machine.DEBIAN_ADDRESS:
+        here += " (on Debian, hostname --ip-address prints it)"
+        advice += ", or 127.0.0.1 if all nodes are on this machine"
+    elif address == machine.DEBIAN_ADDRESS:
+        here += f" (Debian's line '{address} {host}' in /etc/hosts)"
     return f"{here}: {advice}; this machine has {network.local_addresses()}"
 
 

@@ -120,7 +120,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 except NodeError as error:
                     if not config.is_replaced:  # else the address may be that of the previous node 0
                         raise
-                    reason = error.message
+                    reason = str(error)
             if wait.is_over((0,), reason):
                 raise self._absent_error((0,), reason)
             if config.is_replaced:

@@ -90,13 +90,13 @@ class Console:
         If text was dropped, print how much.
         """
         self.start()
-        left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
-        while left and time.monotonic() < deadline:
+        pending, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
+        while pending and time.monotonic() < deadline:
             time.sleep(0.005)
-            if self._texts.unfinished_tasks != left:
-                left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
+            if self._texts.unfinished_tasks != pending:
+                pending, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         self._writer.flush(timeout_s)
-        lost = self._num_dropped + left
+        lost = self._num_dropped + pending
         *_, is_regular = self._files[2]  # its disk may not answer
         if lost and not is_regular and select.select([], [2], [], 0)[1]:
             note = f"{lost} pieces of output were dropped because nothing read them, but they are in the ranks' logs"

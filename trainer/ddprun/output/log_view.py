@@ -1,13 +1,13 @@
-"""Views, which show the output of ranks on ddprun's console.
+"""Shows the output of ranks on ddprun's console.
 
-``View`` shows nothing. ``RawView`` shows the bytes of one rank immediately. ``LineView`` shows complete lines, prefixed
-with their rank, and updates progress bars once a second.
+The bytes of a rank that is being debugged, or is the only one that is shown, are shown immediately. Of other ranks,
+complete lines are shown, prefixed with their rank, and the latest state of a progress bar, which overwrites its own
+line with a carriage return.
 
 When one rank fails, the other ranks lose their connections, and each prints a traceback before ddprun knows of the
-first failure. These tracebacks would hide the cause. So ``LineView`` holds a rank's lines from the first line of a
-crash on. As soon as the nodes agree on the rank that failed first, the lines of this rank are shown. The held lines of
-the other ranks remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are
-shown.
+first failure. These tracebacks would hide the cause. So a rank's lines are held from the first line of a crash on. As
+soon as the nodes agree on the rank that failed first, the lines of this rank are shown. The held lines of the other
+ranks remain only in their log files. If the nodes name no rank in time, or the run is stopped, all lines are shown.
 """
 
 import re
@@ -17,7 +17,6 @@ from ddprun.output.timed_log import MAX_LINE_BYTES, strip_torch_prefix
 from ddpwire.merged_output import last_state
 
 PROGRESS_S = 1.0  # between two states of a progress bar
-HELD_POLL_S = 0.5  # how often held lines are checked
 HOLD_S = 8.0  # a rank may exit 2 s after its traceback, the decision may take 2 s more, and machines are busy
 MAX_HELD_LINES = 2000  # a rank that prints more than this is not crashing
 CRASH_START = re.compile(
@@ -28,51 +27,15 @@ TRACEBACK = b"Traceback (most recent call last):"
 
 
 class View:
-    """A view that shows nothing. It is the base class of the other views."""
+    """What the console shows of a stream of a rank."""
 
-    num_suppressed = 0  # lines that were not shown because they result from another rank's failure
-
-    def accept(self, data: bytes, now: float) -> None:
-        """Process data that the rank has written. Empty data means that the stream has ended."""
-
-    def tick(self, now: float) -> None:
-        """Show the lines that have been held long enough at the time ``now``."""
-
-    def due(self, now: float) -> float | None:
-        """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
-
-    def suppress(self) -> None:
-        """Show nothing from now on, because all further output is a consequence of another rank's failure."""
-
-    def release(self) -> None:
-        """Show the held lines, and hold back no lines from now on."""
-
-
-class RawView(View):
-    """Shows each byte immediately.
-
-    This is the view of a rank that is being debugged, or of the only rank that is shown.
-    """
-
-    def __init__(self, console: Console, descriptor: int, source: object) -> None:
-        self._console = console
-        self._descriptor = descriptor
-        self._source = source
-
-    def accept(self, data: bytes, now: float) -> None:  # noqa: ARG002
-        """Show the data immediately."""
-        if data:
-            self._console.put(self._descriptor, data, self._source)
-
-
-class LineView(View):
-    """Shows complete lines, and the latest state of a progress bar, which overwrites its own line with ``\\r``."""
-
-    def __init__(self, console: Console, descriptor: int, prefix: bytes, rank: int) -> None:
-        self._console = console
-        self._descriptor = descriptor
-        self._prefix = prefix
-        self._rank = rank
+    def __init__(
+        self, console: Console, descriptor: int, prefix: bytes, rank: int, *, raw: object = None, hidden: bool = False
+    ) -> None:
+        """If ``raw`` is set, each byte is shown immediately; all streams with the same ``raw`` may continue a line."""
+        self._console, self._descriptor, self._prefix, self._rank = console, descriptor, prefix, rank
+        self.raw, self._is_hidden = raw, hidden
+        self.num_suppressed = 0  # lines that were not shown because they result from another rank's failure
         self._held: list[bytes] = []
         self._held_until: float | None = None  # None while no line is held
         self._is_suppressed = self._is_released = False
@@ -81,7 +44,11 @@ class LineView(View):
         self._shown_at = 0.0
 
     def accept(self, data: bytes, now: float) -> None:
-        """Add the data, and show the lines that are complete now."""
+        """Show the lines that are complete with this data. Empty data means that the stream has ended."""
+        if self.raw and data:
+            self._console.put(self._descriptor, data, self.raw)
+        if self.raw or self._is_hidden:
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES and b"\r" in self._rest:
             self._rest = b"\r" + last_state(self._rest)
@@ -111,12 +78,10 @@ class LineView(View):
         if self._has_state and now >= self._shown_at + PROGRESS_S:
             self._put(last_state(self._rest), b"", now)
 
-    def due(self, now: float) -> float | None:
-        """Return the seconds until held lines are checked or a progress bar is updated, or None if neither exists."""
-        waits = [] if self._held_until is None else [HELD_POLL_S]
-        if self._has_state:
-            waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
-        return min(waits, default=None)
+    @property
+    def needs_tick(self) -> bool:
+        """Whether ``tick`` must be called although no new data arrives: there are held lines, or a progress bar."""
+        return self._held_until is not None or self._has_state
 
     def suppress(self) -> None:
         """Drop the held lines, and show no lines from now on."""

@@ -2,21 +2,25 @@
 
 If ddprun's stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr share one stream,
 which keeps the order of their lines. Otherwise a rank has two streams, and its file contains the lines of both in the
-order in which ddprun read them.
+order in which ddprun read them. If ddprun's output is a terminal, a rank that is shown byte by byte writes to a
+pseudo-terminal with the same size and modes. Its stdin is the terminal itself.
 """
 
+import fcntl
 import os
+import pty
 import queue
 import select
 import selectors
+import termios
 import threading
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from ddprun.output import terminal
 from ddprun.output.console import NUM_LAST_LINES, Console
-from ddprun.output.log_view import LineView, RawView, View
+from ddprun.output.log_view import View
 from ddprun.output.rank_errors import last_lines
 from ddprun.output.timed_log import TimedLog, strip_torch_prefix
 from ddprun.settings.node_config import NodeConfig
@@ -25,7 +29,7 @@ from ddprun.system.file_writer import FileWriter
 from ddpwire.run_files import Outcome, rank_log, timed_log
 
 CHUNK_BYTES = 1 << 16  # read at once
-RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
+TICK_S = 0.25  # how often views and unfinished lines are updated
 UNFINISHED_S = 1.0  # after this, an unfinished line is written to the file, although the other stream may split it
 MAX_UNFINISHED_BYTES = 1 << 20
 DRAIN_S = 0.5  # for the output of ranks that have ended
@@ -38,7 +42,9 @@ class RankLogs:
     def __init__(self, console: Console, config: NodeConfig, files: FileWriter | None = None) -> None:
         self._console, self._files = console, files or FileWriter()
         self._config = config
-        self._modes = terminal.TerminalModes()
+        self._modes: list[Any] | None = None  # of ddprun's terminal: a rank may change them, as line editors do
+        with suppress(termios.error):
+            self._modes = termios.tcgetattr(0)
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
@@ -55,10 +61,12 @@ class RankLogs:
         targets = (1,) if self.in_order else (1, 2)
         file = RankFile(path, num_streams=len(targets), files=self._files)
         self.starts[rank] = file.start
+        prefix, shown = self._config.prefix(rank).encode(), self._config.shown_local_ranks
+        is_raw, is_hidden = self._config.shows_raw(rank), shown is not None and local_rank not in shown
         ends = []
         for target in targets:
-            view = self._view(rank, local_rank, target, file)
-            read, write = terminal.open_pair(target) if isinstance(view, RawView) else os.pipe()
+            view = View(self._console, target, prefix, rank, raw=file if is_raw else None, hidden=is_hidden)
+            read, write = open_pair(target) if is_raw else os.pipe()
             ends.append(write)
             timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank, self._files)
             stream = Stream(read, target, rank, file, view, timed)
@@ -67,35 +75,29 @@ class RankLogs:
             self._new.put(stream)
         os.write(self._wake_write, b"+")
         stderr = ends[1] if len(ends) == 2 else os.dup(ends[0])
-        return terminal.open_stdin(own=self._config.reads_stdin(rank)), ends[0], stderr
-
-    def _view(self, rank: int, local_rank: int, descriptor: int, source: object) -> View:
-        shown = self._config.shown_local_ranks
-        if self._config.shows_raw(rank):
-            return RawView(self._console, descriptor, source)
-        if shown is not None and local_rank not in shown:
-            return View()
-        return LineView(self._console, descriptor, self._config.prefix(rank).encode(), rank)
+        # In the background, the kernel would let the rank read what is typed for the shell, from its own session.
+        reads_stdin = self._config.reads_stdin(rank) and _in_foreground()
+        return os.dup(0) if reads_stdin else os.open(os.devnull, os.O_RDONLY), ends[0], stderr
 
     def resize(self) -> None:
         """Pass the size of ddprun's terminal on to the ranks' pseudo-terminals."""
         for stream in tuple(self._open):
-            terminal.copy_size(stream.target, stream.descriptor)
+            copy_size(stream.target, stream.descriptor)
 
     def catch_up(self, rank: int) -> None:
         """Wait until the rank's file contains all that the rank has written so far, but at most ``CATCH_UP_S``."""
         deadline = time.monotonic() + CATCH_UP_S
         streams = [stream for stream in self._streams if stream.rank == rank]
-        while time.monotonic() < deadline and self._have_data(streams):
+        while time.monotonic() < deadline:
+            with self._lock:  # the thread closes the descriptors of streams that have ended
+                descriptors = [stream.descriptor for stream in streams if stream in self._open]
+                if not select.select(descriptors, [], [], 0)[0]:
+                    break
             time.sleep(0.002)
         with self._lock:  # the thread may have read the data, and not written it yet
             for stream in streams:
                 stream.flush()
         self._files.flush(CATCH_UP_S)
-
-    def _have_data(self, streams: Sequence["Stream"]) -> bool:
-        with self._lock:  # the thread closes the descriptors of streams that have ended
-            return any(stream in self._open and stream.has_data for stream in streams)
 
     def show_failed_rank(self, outcome: Outcome) -> None:
         """Show the held lines of the rank that failed first, and no further lines of the other ranks.
@@ -111,7 +113,7 @@ class RankLogs:
 
     def end_attempt(self) -> None:
         """Show all held lines, because the nodes will no longer decide which rank failed first."""
-        self._modes.restore()
+        self._restore_modes()
         with self._lock:
             self._release()
 
@@ -119,7 +121,7 @@ class RankLogs:
         """End the attempt. Log where the suppressed lines are, unless the ranks are restarted at once."""
         if not restarting:
             self.drain(DRAIN_S)
-        self._modes.restore()
+        self._restore_modes()
         with self._lock:
             paths = [*dict.fromkeys(stream.file.path for stream in self._streams if stream.view.num_suppressed)]
             self._streams.clear()
@@ -141,6 +143,11 @@ class RankLogs:
             for line in shown:
                 self._console.put(1, line.encode())
 
+    def _restore_modes(self) -> None:
+        if self._modes and _in_foreground():
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
+
     def _release(self) -> None:
         for stream in self._streams:
             stream.view.release()
@@ -154,9 +161,8 @@ class RankLogs:
 
     def _run(self) -> None:
         while True:
-            now = time.monotonic()
-            waits = [due for stream in self._present() if (due := stream.due(now)) is not None]
-            events = self._selector.select(min(waits, default=None))
+            waits = any(stream.needs_tick for stream in self._present())
+            events = self._selector.select(TICK_S if waits else None)
             with self._lock:
                 self._process(events)
 
@@ -215,14 +221,15 @@ class Stream:
         self.rank = rank
         self.view = view
         self.file, self._timed = file, timed
-        self._chunk_bytes = RAW_CHUNK_BYTES if isinstance(view, RawView) else CHUNK_BYTES
+        # Thousands of small chunks may wait for the console.
+        self._chunk_bytes = 1 << 12 if view.raw else CHUNK_BYTES
         self._rest = b""  # an unfinished line, not in the file yet
         self._rest_since = 0.0
 
     @property
-    def has_data(self) -> bool:
-        """Return whether there is data to read, or the stream has ended."""
-        return bool(select.select([self.descriptor], [], [], 0)[0])
+    def needs_tick(self) -> bool:
+        """Whether ``tick`` must be called although no new data arrives."""
+        return bool(self._rest) or self.view.needs_tick
 
     def read(self, now: float) -> bool:
         """Read the available data. Return False if the stream has ended."""
@@ -248,14 +255,6 @@ class Stream:
             self.flush()
         self.view.tick(now)
 
-    def due(self, now: float) -> float | None:
-        """Return the seconds until ``tick`` must be called, or None if no call is needed before new data arrives."""
-        wait_s = self.view.due(now)
-        if self._rest:
-            rest_s = max(0.0, self._rest_since + UNFINISHED_S - now)
-            wait_s = rest_s if wait_s is None else min(wait_s, rest_s)
-        return wait_s
-
     def flush(self) -> None:
         """Write the unfinished line, if any, to the file."""
         if self._rest:
@@ -266,3 +265,33 @@ class Stream:
         """Close the descriptor, and the rank's file if it has no other open stream."""
         os.close(self.descriptor)
         self.file.close()
+
+
+def open_pair(like: int) -> tuple[int, int]:
+    """Open a pseudo-terminal. Return ddprun's end and the rank's end.
+
+    If ``like`` is not a terminal, or no pseudo-terminal can be opened, open a pipe instead.
+    """
+    if os.isatty(like):
+        with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
+            modes = termios.tcgetattr(like)
+            modes[1] &= ~termios.OPOST  # of the output: the terminal itself turns "\n" into "\r\n"
+            read, write = pty.openpty()
+            termios.tcsetattr(write, termios.TCSANOW, modes)
+            copy_size(like, read)
+            return read, write
+    return os.pipe()
+
+
+def copy_size(source: int, target: int) -> None:
+    """Give ``target`` the size of ``source``. Do nothing if one of the two is not a terminal."""
+    with suppress(OSError):
+        size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(8))  # rows, columns, and pixels (tty_ioctl(4))
+        fcntl.ioctl(target, termios.TIOCSWINSZ, size)
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return True  # stdin is no terminal, or not the one that controls this session

@@ -23,22 +23,20 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.machinery import BuiltinImporter, SourceFileLoader
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddprun.ranks import supervisor
 from ddprun.ranks.process_groups import record_process_group, watch_process_groups
 from ddprun.ranks.rank_server import offer_stacks
-from ddprun.ranks.torch_import import FirstTorchImport
-from ddprun.settings.script_environment import may_train, set_before_torch
+from ddprun.settings.script_environment import is_read_later, may_train, set_before_torch
 from ddprun.system import compat, processes
 from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
-
-HARMLESS_OPTIONS = ("-P", "-u")  # the interpreter's options that do not prevent a fork
 
 
 class CannotForkError(Exception):
@@ -107,7 +105,7 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
         with contextlib.suppress(Exception):  # the rank that imports it reports the error
             import torch.nn.parallel  # noqa: F401
     processes.die_with_parent(None)
-    supervisor.serve(control, fork_rank)
+    supervisor.Supervisor(control, fork_rank).run()
 
 
 def fork_rank(request: supervisor.Request, streams: Sequence[int]) -> tuple[int, str]:
@@ -145,7 +143,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
     if missing := compat.missing_for_fork():
         return f"this Python has no {missing}"
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
-    if {*options} - {*HARMLESS_OPTIONS}:
+    if {*options} - {"-P", "-u"}:  # these do not change how the script runs
         return f"ddprun's Python was started with options ({' '.join(options)})"
     if threading.active_count() > 1:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
@@ -154,12 +152,14 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         return "an import has opened the GPU"
     script = Path(cwd, argv[1])
     folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
-    if names := set_before_torch(_source(argv, cwd), folder):
-        return f"the script sets {', '.join(names)} before it imports torch"
+    if variables := set_before_torch(_source(argv, cwd), folder):
+        return f"the script sets {', '.join(variables)} before it imports torch"
     with contextlib.suppress(OSError):  # there is no such script: the rank reports it
         for path in sorted(folder.iterdir()):
             module = sys.modules.get(path.name.partition(".")[0])
-            if module and module is not sys.modules["__main__"] and _is_module(path) and not _is_from(folder, module):
+            file = getattr(module, "__file__", None)
+            is_own = module is sys.modules["__main__"] or (file and folder in Path(file).resolve().parents)
+            if module and not is_own and (path.suffix in (".py", ".so") or (path / "__init__.py").is_file()):
                 return f"{path} has the name of a module that is already imported"
     return ""
 
@@ -174,15 +174,6 @@ def _source(argv: Sequence[str], cwd: str) -> Path:
         return script / "__main__.py" if script.is_dir() else script.resolve()
     place = Path(cwd, *argv[2].split("."))
     return place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
-
-
-def _is_module(path: Path) -> bool:
-    return path.suffix in (".py", ".so") or (path / "__init__.py").is_file()
-
-
-def _is_from(folder: Path, module: object) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and folder in Path(file).resolve().parents
 
 
 # ---- Running a forked rank like ``python script.py``
@@ -219,7 +210,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         observer = observe(env)
     if "torch" in sys.modules:
         FirstTorchImport().install()
-    code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
+    code, uncaught = _run_main(lambda: _run_script(words, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
     if observer:
         observer.end(code)
@@ -228,15 +219,14 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     _exit(code)
 
 
-def _run_module(words: Sequence[str], safe: bool) -> None:
-    sys.argv = ["-m", *words[1:]]
-    if not safe:
-        sys.path.insert(0, str(Path.cwd()))
-    _new_main()
-    compat.run_module_as_main(words[0])
-
-
 def _run_script(words: Sequence[str], safe: bool) -> None:
+    if words[0] == "-m":
+        sys.argv = ["-m", *words[2:]]
+        if not safe:
+            sys.path.insert(0, str(Path.cwd()))
+        _new_main()
+        compat.run_module_as_main(words[1])
+        return
     sys.argv = list(words)
     script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
@@ -348,12 +338,12 @@ def describe_uncaught(error: BaseException) -> str:
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     name = f"{module}{kind.__qualname__}"
     try:
-        words = str(error).strip()
+        text = str(error).strip()
     except Exception:  # its __str__ is code of the script
-        words = ""
+        text = ""
     if isinstance(error, BaseExceptionGroup):
-        words = f"{words}: {describe_uncaught(error.exceptions[0])}"
-    return f"{name}: {words}" if words else name
+        text = f"{text}: {describe_uncaught(error.exceptions[0])}"
+    return f"{name}: {text}" if text else name
 
 
 def _script_traceback(error: BaseException) -> TracebackType | None:
@@ -374,13 +364,74 @@ def _exit_code(value: object) -> int:
 
 
 def _exit(code: int) -> NoReturn:
-    for thing in gc.get_objects():
-        if issubclass(type(thing), compat.file_base()):
+    for instance in gc.get_objects():
+        if issubclass(type(instance), compat.file_base()):
             with contextlib.suppress(Exception):  # it is closed
-                thing.flush()  # a file that the script left open
+                instance.flush()  # a file that the script left open
     if processes.LIBC:
         processes.LIBC.fflush(None)  # output that C code has buffered
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+class FirstTorchImport(MetaPathFinder, Loader):
+    """Handles a script's first import of torch in a forked rank, which has imported torch before the fork.
+
+    This finder removes torch from sys.modules, so that the script finds the same modules as after exec. When the script
+    imports torch, the finder puts torch's modules back. By then, code that script_environment.py does not read (an
+    installed package) may have set variables that torch reads during its import. They have no effect in a forked rank,
+    so ddprun prints their names.
+    """
+
+    def __init__(self) -> None:
+        self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] == "torch"}
+        self._environ = dict(os.environ)
+        self._is_used = False
+        self._spec: ModuleSpec = self._modules["torch"].__spec__  # type: ignore[assignment]
+
+    def install(self) -> None:
+        """Remove torch from sys.modules until the script imports it. torch must be in sys.modules before this call."""
+        for name in self._modules:
+            del sys.modules[name]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """Return a spec for torch. Its submodules need none, because create_module puts them back into sys.modules."""
+        if fullname != "torch" or self._is_used:
+            return None
+        real = self._spec
+        spec = ModuleSpec(fullname, self, origin=real.origin, is_package=True)
+        spec.submodule_search_locations = [*(real.submodule_search_locations or ())]
+        spec.has_location, spec.cached = real.has_location, real.cached
+        return spec
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of torch's own loader, for example to read torch's source files."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._spec.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Put all of torch's modules back into sys.modules."""
+        self._is_used = True
+        with contextlib.suppress(ValueError):  # the script has wrapped the finders
+            sys.meta_path.remove(self)
+        sys.modules.update(self._modules)
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore the spec that importlib has replaced, and print which variables were set too late."""
+        module.__spec__ = self._spec
+        changed = {name for name, _ in self._environ.items() ^ dict(os.environ).items()}
+        late = sorted(name for name in changed if not is_read_later(name))
+        if late and os.environ.get(names.LOCAL_RANK) == "0":
+            when = f"{', '.join(late)} changed before the import of torch, in code that ddprun does not read"
+            why = "this has no effect, because torch was imported once for all ranks; use --exec"
+            print(f"ddprun: {when}: {why}", file=sys.stderr)

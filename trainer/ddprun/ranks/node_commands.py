@@ -21,7 +21,6 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 POLL_S = 0.05
-OUTPUT_S = 1.0  # for the rest of the output; a process in the background may keep the pipe open
 # The kernel kills the shell when ddprun ends, even if ddprun is killed. -I -S: Python starts in 20 ms.
 EXEC_CODE = (
     "import os, sys; sys.path.append(sys.argv[1]); from ddprun.system.processes import die_with_parent; "
@@ -90,7 +89,7 @@ class NodeCommands:
         if how:
             processes.kill_session(process.pid)
             process.wait()
-        reader.join(OUTPUT_S)
+        reader.join(1.0)  # a process in the background may keep the pipe open
         status = process.returncode
         if not (how or status):
             self._log(f"{key}: done after {time.monotonic() - began:.1f} s")

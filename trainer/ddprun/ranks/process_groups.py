@@ -81,18 +81,14 @@ class RankPlace:
         Raises RuntimeError if another rank of this node has claimed the place.
         """
         parts = urlsplit(url) if isinstance(url, str) else None
-        if parts and parts.scheme == "file" and self.attempt > 1:
-            return self._new_file(parts)
+        if parts and parts.scheme == "file" and self.attempt > 1:  # the file is full of the keys of the attempt before
+            path = f"{parts.path}.{os.environ.get(names.RUN_ID)}.attempt-{self.attempt}"
+            if self.rank == "0":
+                print(f"ddprun: an earlier attempt has left {parts.path}: the ranks meet in {path}", file=sys.stderr)
+            return urlunsplit(parts._replace(path=path))
         if parts and parts.scheme in ("env", "tcp"):
             self._claim_place(parts, rank, world_size)
         return url
-
-    def _new_file(self, parts: SplitResult) -> str:
-        """Return the URL of a file for this attempt. The file of the attempt before is full of that attempt's keys."""
-        path = f"{parts.path}.{os.environ.get(names.RUN_ID)}.attempt-{self.attempt}"
-        if self.rank == "0":
-            print(f"ddprun: an earlier attempt has left {parts.path}: the ranks meet in {path}", file=sys.stderr)
-        return urlunsplit(parts._replace(path=path))
 
     def _claim_place(self, parts: SplitResult, rank: object, world_size: object) -> None:
         environ = os.environ
@@ -111,21 +107,18 @@ class RankPlace:
             self.own_groups.append(claim)
         # In ddprun's store, groups of size 1 do not conflict.
         if (is_own_store or size != "1") and (other := self._claim(claim)):
-            raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
+            first, second = sorted((self.rank, other), key=int)
+            ranks, where = f"ranks {first} and {second}", f"rank {place} of {size} at {address}"
+            if os.getpid() == self.pid:
+                advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
+                raise RuntimeError(f"{ranks} both call init_process_group as {where}: {advice}")
+            cause = f"{ranks} each run a script that starts ranks itself"
+            raise RuntimeError(f"two processes call init_process_group as {where}, because {cause}: {AS_ONE_RANK}")
         environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves the store, the group's rank 0 must
         if is_own_store:
             environ[OWN_STORE] = "1"
         else:
             environ.pop(OWN_STORE, None)
-
-    def _describe(self, other: str, place: str) -> str:
-        first, second = sorted((self.rank, other), key=int)
-        both = f"ranks {first} and {second}"
-        if os.getpid() == self.pid:
-            advice = f"leave out rank and world_size, which the environment sets; see {GUIDE}"
-            return f"{both} both call init_process_group as {place}: {advice}"
-        cause = f"{both} each run a script that starts ranks itself"
-        return f"two processes call init_process_group as {place}, because {cause}: {AS_ONE_RANK}"
 
     def _claim(self, place: str) -> str:
         """Claim a place. Return the other rank that has claimed it and is still alive, or an empty string."""

@@ -31,7 +31,6 @@ from typing import Any, NoReturn
 
 from ddprun.system import processes
 
-CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
 Request = Mapping[str, Any]  # a request to start a rank
 StartRank = Callable[[Request, Sequence[int]], tuple[int, str]]  # see exec_rank
 # A signal to an entire process group or job step is for the ranks; ddprun forwards it to them. The supervisor
@@ -50,8 +49,13 @@ class Supervisor:
         self._ranks: dict[int, str] = {}  # pid → tag
         self._rest = b""
 
-    def run(self, wakeups: socket.socket) -> None:
-        """Serve until ddprun has ended, then kill all descendants that are left."""
+    def run(self) -> None:
+        """Serve until the process at the other end of the socket has ended. Then kill all descendants that are left."""
+        processes.adopt_orphans()
+        wakeups, waker = socket.socketpair()
+        waker.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(wakeups, selectors.EVENT_READ)
@@ -90,7 +94,7 @@ class Supervisor:
             for pid in (pid for pid, tag in self._ranks.items() if tag == request["tag"]):
                 processes.kill(pid, request["signal"])
         else:
-            self._clear(timeout_s=CLEAR_TIMEOUT_S)
+            self._clear(timeout_s=10.0)  # only a process stuck in the kernel takes longer
             self._send({"cleared": True})
 
     def _reap(self) -> None:
@@ -109,7 +113,7 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
-        processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=self._reap)
+        processes.kill_all(lambda: processes.descendants(os.getpid()), timeout_s=timeout_s, reap=self._reap)
         # waitpid does not return a zombie whose threads are still ending.
         while self._ranks and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -166,19 +170,9 @@ def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def serve(control: socket.socket, start: StartRank) -> None:
-    """Supervise ranks until the process at the other end of ``control`` has ended. Then kill all descendants."""
-    processes.adopt_orphans()
-    wakeups, waker = socket.socketpair()
-    waker.setblocking(False)
-    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    Supervisor(control, start).run(wakeups)
-
-
 def main() -> None:
     """Supervise ranks that are executed. The last arguments are descriptors: the node's lock and the socket."""
     for descriptor in map(int, sys.argv[-2:]):  # the ranks must not inherit these
         os.set_inheritable(descriptor, False)
     with socket.socket(fileno=int(sys.argv[-1])) as control:
-        serve(control, exec_rank)
+        Supervisor(control, exec_rank).run()

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ddprun.ranks.workers import Workers
@@ -28,8 +28,6 @@ FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.01
 SAME_REQUEST_S = 0.25  # a second signal within this time belongs to the same request as the first one
 SLURM_SAME_REQUEST_S = 5.0  # scancel of Slurm 22.05 may send SIGTERM twice (docs/decisions/0009)
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
 
 class Signals:
@@ -216,8 +214,8 @@ class OomMonitor:
     cgroup v2 counts kills in memory.events, v1 in memory.oom_control. Both count even if there is no limit.
     """
 
-    def __init__(self, root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
-        self._cgroup = memory_cgroup(root, own)
+    def __init__(self, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
+        self._cgroup = next(_memory_cgroups(root, own), None)
         self._kills = self._read()
 
     def killed(self) -> bool:
@@ -247,20 +245,19 @@ def prefer_as_oom_victim(pid: int) -> None:
 
     Otherwise the kernel could choose ddprun, which is large because it has torch in memory.
     """
-    own = _read_text(Path("/proc/self/oom_score_adj"))
     with contextlib.suppress(OSError, ValueError):
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANK_OOM_SCORE)))
+        score = int(Path("/proc/self/oom_score_adj").read_text()) + 500
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, score)))  # the maximum (proc(5))
 
 
-def memory_cgroup(root: Path, own: Path) -> Path | None:
-    """Return the memory cgroup of this process, or None. A container sees its own cgroup as the root."""
+def _memory_cgroups(root: Path, own: Path) -> Iterator[Path]:
+    """Yield the memory cgroup of this process, and its root, as which a container sees its own cgroup."""
     for line in _read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)
-        mount = root if not controllers else root / "memory" if controllers == "memory" else None
-        for folder in (mount / path.lstrip("/"), mount) if mount else ():
+        mount = root / controllers  # empty in cgroup v2
+        for folder in (mount / path.lstrip("/"), mount) if controllers in ("", "memory") else ():
             if any((folder / name).exists() for name in ("memory.events", "memory.oom_control")):
-                return folder
-    return None
+                yield folder
 
 
 def _read_text(path: Path) -> str:

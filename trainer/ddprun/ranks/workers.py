@@ -23,11 +23,8 @@ from ddprun.system.errors import NodeError
 ROOT = str(Path(__file__).parents[2])
 # Isolated and without site-packages, the supervisor starts in 20 ms, whatever the user's environment contains.
 SUPERVISOR_CODE = "import sys; sys.path.append(sys.argv[1]); from ddprun.ranks.supervisor import main; main()"
-ANSWER_TIMEOUT_S = 60.0  # replies are usually immediate
-IMPORT_TIMEOUT_S = 300.0  # for the first reply: the fork server may import from a cold disk, or on a busy machine
 POLL_S = 0.5
 KILL_TIMEOUT_S = 3.0
-KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
@@ -59,7 +56,6 @@ class Workers:
         self._alive: set[str] = set()
         self._send_lock = threading.Lock()
         self._request_lock = threading.Lock()  # one request at a time: replies do not name their request
-        self._replies: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._open()
 
     def _open(self) -> None:
@@ -69,10 +65,10 @@ class Workers:
         with theirs:
             self._pid = self._start_supervisor(theirs)
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-        self._replies = queue.Queue()
+        self._replies: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lost = False
-        listen = (self._control, self._replies)
-        threading.Thread(target=self._listen, args=listen, name="supervisor", daemon=True).start()
+        channel = (self._control, self._replies)
+        threading.Thread(target=self._listen, args=channel, name="supervisor", daemon=True).start()
 
     def _start_supervisor(self, control: socket.socket) -> int:
         if self._fork:
@@ -143,30 +139,26 @@ class Workers:
         self, request: dict[str, Any], descriptors: Sequence[int] = (), gives_up: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
         with self._request_lock:
+            imports = self._fork and not self._has_replied
+            limit_s = 300.0 if imports else 60.0  # imports from a cold disk, or on a busy machine, take minutes
             self._send(request, descriptors)
-            reply = self._await_reply(gives_up)
-        if reply is None:
-            raise SupervisorLostError("the supervisor of the ranks was killed")
-        return reply
-
-    def _await_reply(self, gives_up: Callable[[], bool]) -> dict[str, Any] | None:
-        imports = self._fork and not self._has_replied
-        limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
-        progress = Progress(self._log, "importing the parts of torch that the ranks need")
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                reply = self._replies.get(timeout=POLL_S)
-                self._has_replied = True
-                return reply
-            self.continue_supervisor()
-            if gives_up():
-                self.kill()
-                raise SupervisorLostError("a stop was requested while ranks were being started")
-            if imports:
-                progress.update()
-        self.kill()
-        raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
+            progress = Progress(self._log, "importing the parts of torch that the ranks need")
+            deadline = time.monotonic() + limit_s
+            while time.monotonic() < deadline:
+                with contextlib.suppress(queue.Empty):
+                    reply = self._replies.get(timeout=POLL_S)
+                    self._has_replied = True
+                    if reply is None:
+                        raise SupervisorLostError("the supervisor of the ranks was killed")
+                    return reply
+                self.continue_supervisor()
+                if gives_up():
+                    self.kill()
+                    raise SupervisorLostError("a stop was requested while ranks were being started")
+                if imports:
+                    progress.update()
+            self.kill()
+            raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
     def kill(self) -> None:
         """Kill the supervisor with SIGKILL, which also ends its ranks.
@@ -193,12 +185,15 @@ class Workers:
                     self._handle_exit(event["exited"], event["status"])
                 else:
                     replies.put(event)
-        timeout_s, reap = KILL_TIMEOUT_S, processes.reap_all
-        processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=reap, spared=self._spared)
+
+        def find_orphans() -> list[int]:
+            return [pid for pid in processes.descendants(os.getpid()) if pid != self._spared]
+
+        processes.kill_all(find_orphans, timeout_s=KILL_TIMEOUT_S, reap=processes.reap_all)
         self._lost = True  # from now on a start creates another supervisor, which must not be killed here
         self.on_supervisor_lost()
         for tag in self.alive:
-            self._handle_exit(tag, KILLED_STATUS)
+            self._handle_exit(tag, -signal.SIGKILL)
         replies.put(None)
 
     def _handle_exit(self, tag: str, status: int) -> None:

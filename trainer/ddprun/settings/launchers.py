@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
+from ddprun.system import machine
 from ddprun.system.errors import config_error, node_error
 from ddprun.system.network import FREE_PORT_RANGE
 from ddpwire import names
@@ -24,7 +25,6 @@ Setting = TorchrunSetting | Literal["is_host", "join_timeout"]
 Settings = dict[Setting, tuple[str, str]]  # setting → (its source, its text)
 C10D = "c10d"  # the torchrun backend that needs no node numbers
 ONLY_ONE = "give only one of these two settings"
-C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
 SLURM_NO_SRUN = 4_294_967_290  # this and higher step ids mean the batch script or salloc's shell
 
 
@@ -58,7 +58,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, Any]]) -> Settings:
     if endpoint:
         host, _, port = endpoint.rpartition(":")
         if (not host or endpoint.endswith("]")) and lookup("rdzv_backend")[1] == C10D:
-            host, port = endpoint, C10D_PORT
+            host, port = endpoint, "29400"  # torchrun's default
         if not host:
             raise config_error(f"{source} is {endpoint!r}: expected HOST:PORT")
         settings |= {"master_addr": (source, host.strip("[]")), "master_port": (source, port)}
@@ -128,11 +128,14 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
     return settings
 
 
-def spans_machines(environ: Mapping[str, str]) -> bool:
-    """Return whether Slurm started this ddprun in a step of several nodes, so that no node 0 is at a loopback address.
+def spans_machines(environ: Mapping[str, str], nnodes: int, master_addr: str) -> bool:
+    """Return whether the nodes are on several machines, so that no node 0 is at a loopback address.
 
-    ``hostname --ip-address``, from which many batch scripts take the address, prints 127.0.1.1 on Debian.
+    They are if Slurm started them in a step of several nodes. They also are if node 0 is at the address that Debian
+    gives a machine's own name: ``hostname --ip-address`` prints it, from which many batch scripts take the address.
     """
+    if master_addr == machine.DEBIAN_ADDRESS and nnodes > 1:
+        return True
     in_step = slurm_number(environ, "SLURM_STEP_ID", SLURM_NO_SRUN) < SLURM_NO_SRUN
     return in_step and slurm_number(environ, "SLURM_STEP_NUM_NODES", 1) > 1
 

@@ -32,19 +32,13 @@ from ddpwire.run_files import open_regular
 MARGIN_S = 5.0  # how long ddprun runs after its last rank has ended
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-SLURM_END_TIME = "SLURM_JOB_END_TIME"
 LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 DEFAULT_RUN_ID = "none"  # torchrun's id of each run that was given no id
 MAX_RESTARTS = 1000  # in effect no limit: restart_policy.py ends a run without progress
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
-HANG_TIMEOUT_S = 300.0
-SETUP_TIMEOUT_S, TEARDOWN_TIMEOUT_S = 1800.0, 60.0
 STOP_SIGNALS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
-TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 RUN_PATH = ("-m", "ddprun.run_path")
-STD_SPEC = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"  # torch's format for --redirects and --tee
-PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +61,9 @@ def read_deadline(
     for source, text in (("--deadline", flag), (names.DEADLINE, environ.get(names.DEADLINE))):
         if text:
             return _parse_deadline(source, text, grace_s, MARGIN_S + teardown_s, now)
-    end = environ.get(SLURM_END_TIME)
-    if end and end.isdecimal():
-        return Deadline(source=SLURM_END_TIME, at=float(end), margin_s=SLURM_MARGIN_S + teardown_s)
+    source, end = "SLURM_JOB_END_TIME", environ.get("SLURM_JOB_END_TIME", "")
+    if end.isdecimal():
+        return Deadline(source=source, at=float(end), margin_s=SLURM_MARGIN_S + teardown_s)
     ends = kaggle.ends_at(environ, started=kaggle.container_start()) if kaggle.session(environ) else None
     return None if ends is None else Deadline(source="the Kaggle session's end", at=ends, margin_s=kaggle.MARGIN_S)
 
@@ -150,7 +144,7 @@ class NodeConfig:
     launcher: str
     by_hand: bool  # no launcher is known, so each node may have its own terminal window
     pushgateway: str | None  # the Pushgateway that gets the outcome, if any
-    spans_machines: bool  # Slurm started this ddprun in a step of several nodes
+    spans_machines: bool  # a loopback address of node 0 is a mistake
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
     local_addr: str | None  # None means the address from which node 0 is reached
@@ -207,24 +201,34 @@ def read_config(
     says whether stdin is a terminal, where a single rank may wait for a user's input.
     """
     settings = launchers.read_settings(options, environ)
-    min_nodes, max_nodes = _nnodes(settings)
+    source, text = settings.get("nnodes", ("", "1"))
+    try:
+        min_nodes, max_nodes = names.node_range(text)
+    except ValueError as error:
+        raise config_error(f"{source} is {text!r}: {error}") from None
     node_rank = _node_rank(settings, max_nodes)
     master_addr, master_port = _master(settings, max_nodes)
     grace_s = _grace_s(options.grace, environ)
-    teardown_s = _seconds("--teardown-timeout", options.teardown_timeout, TEARDOWN_TIMEOUT_S)
+    teardown_s = _seconds("--teardown-timeout", options.teardown_timeout, 60.0)
     teardown_s = teardown_s if options.node_teardown else 0.0
-    spans_machines = launchers.spans_machines(environ)
+    spans_machines = launchers.spans_machines(environ, max_nodes, master_addr)
     here = machine.is_loopback(master_addr) and not spans_machines
     default_s = launchers.join_timeout_s(environ, on_one_machine=here)
     timeout_from, timeout = settings.get("join_timeout", ("", None))
     if options.join_timeout is not None:
         timeout_from, timeout = "--join-timeout", options.join_timeout
     local_world_size = _local_world_size(settings, environ, count)
-    debug_rank = _debug_rank(options.debug_rank, max_nodes * local_world_size)
-    is_debugged = debug_rank is not None or (on_terminal and max_nodes * local_world_size == 1)
+    last_rank, debug_rank = max_nodes * local_world_size - 1, None
+    if options.debug_rank is not None:
+        allowed = f"a rank of this run ({f'0 to {last_rank}' if last_rank else 'only 0'})"
+        debug_rank = _whole("--debug-rank", options.debug_rank, allowed, most=last_rank)
+    is_debugged = debug_rank is not None or (on_terminal and not last_rank)
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
     targets_dir, lifeline = environ.get(names.TARGETS_DIR), environ.get(names.LIFELINE_FD)
     nodes_here = environ.get(names.NODES_HERE) or "1"
+    restart_settings = settings
+    if options.max_restarts is None and options.restart_limit is not None:
+        restart_settings = {"max_restarts": ("--restart-limit", options.restart_limit)}
     command = _command(options, settings)
     return NodeConfig(
         command=command,
@@ -243,14 +247,14 @@ def read_config(
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
         resumes=options.resumes or "",
         checkpoint_copies=_whole("--checkpoint-copies", options.checkpoint_copies or "1", "at least 1", least=1),
-        max_restarts=_max_restarts(options, settings),
+        max_restarts=_number(restart_settings, "max_restarts", MAX_RESTARTS),
         restarts_errors=options.max_restarts is not None,
-        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, 0.0 if is_debugged else HANG_TIMEOUT_S),
+        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, 0.0 if is_debugged else 300.0),
         grace_s=grace_s,
         stop_signal=STOP_SIGNALS[_choice("--stop-signal", options.stop_signal, STOP_SIGNALS) or "TERM"],
         node_setup=tuple(options.node_setup or ()),
         node_teardown=tuple(options.node_teardown or ()),
-        setup_timeout_s=_seconds("--setup-timeout", options.setup_timeout, SETUP_TIMEOUT_S),
+        setup_timeout_s=_seconds("--setup-timeout", options.setup_timeout, 1800.0),
         teardown_timeout_s=teardown_s,
         deadline=read_deadline(options.deadline, environ, grace_s=grace_s, teardown_s=teardown_s, now=now),
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
@@ -318,20 +322,12 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
         return
     name = command[2].partition(".")[0]
     try:
-        found = name and (importlib.util.find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())]))
+        spec = name and (importlib.util.find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())]))
     except ValueError:  # the module is loaded, but does not record where from
         return
-    if found is None:
+    if spec is None:
         message = f"-m {command[2]}: no module {name} is installed or in {Path.cwd()}"
         raise node_error(Exit.NO_INPUT, "config", message)
-
-
-def _nnodes(settings: Settings) -> tuple[int, int]:
-    source, text = settings.get("nnodes", ("", "1"))
-    try:
-        return names.node_range(text)
-    except ValueError as error:
-        raise config_error(f"{source} is {text!r}: {error}") from None
 
 
 def _node_rank(settings: Settings, max_nodes: int) -> int:
@@ -351,7 +347,7 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
 
 def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
     sources = [source for setting, (source, _) in settings.items() if setting in ("master_addr", "master_port")]
-    if max_nodes == 1 and all(source in PLAIN_VARIABLES for source in sources):
+    if max_nodes == 1 and {*sources} <= {names.MASTER_ADDR, names.MASTER_PORT}:
         return "127.0.0.1", 0  # MASTER_* variables left over in a shell do not matter to a single node
     for setting, flag, variable, what in (
         ("master_addr", "--master-addr", names.NODE_MASTER_ADDR, "the address of node 0"),
@@ -393,7 +389,7 @@ def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
 
     Return the streams of each local rank (1: stdout, 2: stderr, 3: both, 0: none).
     """
-    if text and not re.fullmatch(STD_SPEC, text):
+    if text and not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text):  # torch's format
         hint = "expected a number from 0 to 3, or one per local rank such as 0:3,1:0"
         raise config_error(f"{source} is {reprlib.repr(text)}", hint=hint)
     if ":" not in text:
@@ -427,21 +423,6 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
     return ranks
 
 
-def _debug_rank(text: str | None, world_size: int) -> int | None:
-    allowed = f"a rank of this run ({_numbers_below(world_size)})"
-    return None if text is None else _whole("--debug-rank", text, allowed, most=world_size - 1)
-
-
-def _numbers_below(end: int) -> str:
-    return f"0 to {end - 1}" if end > 1 else "only 0"
-
-
-def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
-    if options.max_restarts is None and options.restart_limit is not None:
-        settings = {"max_restarts": ("--restart-limit", options.restart_limit)}
-    return _number(settings, "max_restarts", MAX_RESTARTS)
-
-
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
     is_ranks = setting == "nproc_per_node"
@@ -472,9 +453,10 @@ def _choice(flag: str, text: str | None, allowed: Collection[str]) -> Any:
 
 
 def _grace_s(flag: str | None, environ: Mapping[str, str]) -> float:
-    texts = {"--grace": flag} | {name: environ.get(name) or None for name in TORCHRUN_GRACE}
-    source = next((source for source, text in texts.items() if text is not None), "--grace")
-    return _seconds(source, texts[source], 30.0)
+    for name in ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):  # torchrun's
+        if flag is None and environ.get(name):
+            return _seconds(name, environ[name], 0.0)
+    return _seconds("--grace", flag, 30.0)
 
 
 def _seconds(flag: str, text: str | None, default: float) -> float:

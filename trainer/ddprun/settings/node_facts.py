@@ -25,20 +25,20 @@ from ddpwire.machine import GIB, usable_cores
 from ddpwire.run_files import ENVIRONMENT, write_atomic
 from ddpwire.version import __version__
 
-MAX_HASHED_BYTES = 1 << 24  # larger files are not compared
 NONE = "none"
-# Words in the names of arguments that may differ between nodes.
-PLACEMENT_WORDS = ("rank", "node", "host", "addr", "local", "device")
 
 
 def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the facts to compare between nodes, keyed by name. The driver is "none" for CPU ranks."""
     import torch
 
+    nccl = NONE
+    with contextlib.suppress(Exception):  # a CUDA build without NCCL may raise any error
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else NONE  # type: ignore[no-untyped-call]
     return {
         "--check-only": "given" if config.check_only else "not given",
         "torch": str(torch.__version__),
-        "NCCL": _nccl(torch),
+        "NCCL": nccl,
         "driver": (environ.get(names.DEVICE) != "cpu" and machine.driver_version()) or NONE,
         "python": platform.python_version(),
         "image": environ.get(names.IMAGE) or NONE,
@@ -48,16 +48,13 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
 
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
     """Describe each fact that differs between ``node`` and node 0, with both values. Return '' if none differs."""
-    return "; ".join(
-        f"{what} is {mine.get(what, NONE)} on node {node}, but {node_0.get(what, NONE)} on node 0"
-        for what in dict.fromkeys((*node_0, *mine))
-        if _compared(what, mine.get(what, NONE)) != _compared(what, node_0.get(what, NONE))
-    )
-
-
-def _compared(what: str, value: str) -> str:
-    """Return the part of a fact that must be the same on all nodes, such as 570 of the driver 570.86.15."""
-    return value.partition(".")[0] if what == "driver" else value
+    texts = []
+    for fact in dict.fromkeys((*node_0, *mine)):
+        values = [facts.get(fact, NONE) for facts in (mine, node_0)]
+        # Drivers of the same release, such as 570.86.15 and 570.124.6, may differ.
+        if len({value.partition(".")[0] if fact == "driver" else value for value in values}) > 1:
+            texts.append(f"{fact} is {values[0]} on node {node}, but {values[1]} on node 0")
+    return "; ".join(texts)
 
 
 def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
@@ -75,7 +72,7 @@ def argument_hashes(command: tuple[str, ...]) -> list[str]:
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
     """Return a warning about the first script argument that differs from node 0's, or an empty string.
 
-    The warning does not contain the argument's value. Arguments whose names contain a PLACEMENT_WORD may differ.
+    The warning does not contain the argument's value. Arguments that place a node or a rank may differ.
     """
     words = _script_arguments(command)
     if len(words) != len(node_0):
@@ -94,7 +91,7 @@ def _argument_name(words: Sequence[str], index: int) -> str:
 
 
 def _is_placement(name: str) -> bool:
-    return any(word in name.lower() for word in PLACEMENT_WORDS)
+    return any(word in name.lower() for word in ("rank", "node", "host", "addr", "local", "device"))
 
 
 def config_sha256(command: tuple[str, ...]) -> str:
@@ -126,24 +123,16 @@ def summarize_builds(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{what} {facts[what]}" for what in builds if facts[what] != NONE)
 
 
-def _nccl(torch: Any) -> str:
-    with contextlib.suppress(Exception):  # a CUDA build without NCCL may raise any error
-        return ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else NONE
-    return NONE
-
-
 def _compared_files(command: tuple[str, ...]) -> list[Path]:
     """Return the files to compare between nodes: the script, and the files given in options such as --config."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]
-    return [path for path in map(Path, [*words[:1], *configurations]) if _is_file(path)]
-
-
-def _is_file(path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):  # an argument may be no path
-        return path.is_file() and path.stat().st_size <= MAX_HASHED_BYTES
-    return False
+    paths = []
+    for path in map(Path, [*words[:1], *configurations]):
+        with contextlib.suppress(OSError, ValueError):  # an argument may be no path
+            paths += [path] if path.is_file() and path.stat().st_size <= 1 << 24 else []
+    return paths
 
 
 def _sha256(path: Path) -> str:
@@ -163,10 +152,15 @@ def write_inventory(node_dir: Path, config: NodeConfig, environ: Mapping[str, st
 def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the known facts about the machine and the builds, keyed by name."""
     cores, usable = os.cpu_count() or 1, usable_cores()
-    found = {
+    system, cpu = platform.system(), platform.processor()
+    with contextlib.suppress(OSError):
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", system)
+    with contextlib.suppress(OSError, LookupError):  # the text after "model name : " of the first core
+        cpu = " ".join(Path("/proc/cpuinfo").read_text().split("model name\t: ")[1].partition("\n")[0].split())
+    machine_facts = {
         "host": socket.gethostname(),
-        "system": f"{_describe_system()}, kernel {platform.release()}, {platform.machine()}",
-        "CPU": _describe_cpu(),
+        "system": f"{system}, kernel {platform.release()}, {platform.machine()}",
+        "CPU": cpu,
         "cores": f"{cores}" if usable == cores else f"{usable} of {cores}",
         "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
         "GPUs": machine.ask_nvml(_describe_gpus, "") or "none found by NVML",
@@ -174,32 +168,16 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
     facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need
-    return {key: value for key, value in (found | facts).items() if value not in ("", NONE)}
-
-
-def _describe_system() -> str:
-    with contextlib.suppress(OSError):
-        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    return platform.system()
-
-
-def _describe_cpu() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    return platform.processor()
+    return {key: value for key, value in (machine_facts | facts).items() if value not in ("", NONE)}
 
 
 def _describe_gpus(nvml: Any) -> str:
-    kinds = [_describe_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    kinds = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
+            kinds.append(f"{nvml.nvmlDeviceGetName(handle)} ({memory:.0f} GiB)")
+        except nvml.NVMLError:  # lost, or not permitted
+            kinds.append("unreadable")
     return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-
-
-def _describe_gpu(nvml: Any, index: int) -> str:
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
-        return f"{nvml.nvmlDeviceGetName(handle)} ({memory:.0f} GiB)"
-    except nvml.NVMLError:  # lost, or not permitted
-        return "unreadable"

@@ -103,9 +103,9 @@ def parser() -> argparse.ArgumentParser:
         value |= {"action": "append"} if words[-1] == "COMMAND" else {}
         names += [f"--{name[2:].replace('-', '_')}" for name in names if "-" in name[2:]]  # torchrun takes both
         top.add_argument(*names, help=text, **value)  # type: ignore[arg-type]
-    what = top.add_mutually_exclusive_group()
-    what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
-    what.add_argument("--no-python", "--no_python", action="store_true", help="the script is an executable program")
+    kind = top.add_mutually_exclusive_group()
+    kind.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
+    kind.add_argument("--no-python", "--no_python", action="store_true", help="the script is an executable program")
     top.add_argument("script", help="the training script")
     rest = top.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
     rest.required = False  # otherwise an error message lists it as missing
@@ -127,11 +127,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a line for each given flag or variable of torchrun that has no effect in ddprun."""
-    given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
-    lines = {f"--{name.replace('_', '-')}": why for name, why in given.items()}
+    flags = [name for name in ACCEPTED if getattr(options, name) is not None]
+    lines = {f"--{name.replace('_', '-')}": ACCEPTED[name] for name in flags}
     if options.rdzv_backend not in (None, "static", "c10d"):
         lines["this value of --rdzv-backend"] = "the nodes meet at node 0, as with --rdzv-backend=static"
-    if any(one[-1:] in ("1", "2") for one in (options.redirects or "").split(",")):
+    if any(streams[-1:] in ("1", "2") for streams in (options.redirects or "").split(",")):
         lines["the value 1 or 2 of --redirects"] = "only 3 (both streams) is supported"
     lines |= {name: why for name, why in ACCEPTED_VARIABLES.items() if environ.get(name)}
     return tuple(f"{name} has no effect: {why}" for name, why in lines.items())

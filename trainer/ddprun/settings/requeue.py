@@ -16,7 +16,6 @@ from ddprun.system.file_writer import FileWriter
 from ddpwire.exits import Exit, worth_a_retry
 from ddpwire.run_files import CHECKPOINTS, STEP, Outcome, write_atomic
 
-ATTEMPTS = "attempts"
 MAX_WITHOUT_CHECKPOINT = 3  # starts in a row
 ANSWER_S = 3.0
 
@@ -33,7 +32,7 @@ class Requeues:
         self._checkpoint_dir, self._files = checkpoint_dir, files
         self._newest: Future[str] | None = None  # the answer to the last question to the disk, and when it was asked
         self._asked_at = 0.0
-        path = run_dir / ATTEMPTS
+        path = run_dir / "attempts"
         self._marks: list[str] = []
         with contextlib.suppress(OSError, ValueError):
             if not is_first:

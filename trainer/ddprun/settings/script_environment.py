@@ -110,16 +110,17 @@ def _parse(path: Path) -> ast.Module | None:
 def _variables_set(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
         targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
-        found = [_constant(one.slice) for one in targets if isinstance(one, ast.Subscript) and _is_environ(one.value)]
-        merged = isinstance(node, ast.AugAssign) and _is_environ(node.target)
-        return found + (_keys(node.value) if merged and isinstance(node, ast.AugAssign) else [])
+        if isinstance(node, ast.AugAssign) and _is_environ(node.target):
+            return _keys(node.value)
+        items = [target for target in targets if isinstance(target, ast.Subscript) and _is_environ(target.value)]
+        return [_constant(item.slice) for item in items]
     if not isinstance(node, ast.Call):
         return []
     function, name = node.func, getattr(node.func, "attr", getattr(node.func, "id", ""))
     if name in ("putenv", "unsetenv"):
         return [_constant(node.args[0])] if node.args else []
-    if name in ("load_dotenv", "dotenv_values"):
-        return [UNKNOWN] if name == "load_dotenv" else []
+    if name == "load_dotenv":
+        return [UNKNOWN]
     if not (isinstance(function, ast.Attribute) and _is_environ(function.value)):
         return []
     if name in ("setdefault", "pop", "__setitem__", "__delitem__"):

@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import inspect
 import io
 import itertools
 import json
@@ -16,8 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ddprun.system.errors import config_error
@@ -30,8 +28,6 @@ FORK_NAMES = ((runpy, "_run_module_as_main"), (threading, "_shutdown"), (atexit,
 
 SELF_RECORDING = ("ProcessGroupGloo", "ProcessGroupNCCL")  # types of backends
 HOOKED = {"nccl2", "nccl-lazy"}  # backends that tell torch's flight recorder hook when a collective ends
-
-WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_value
 
 
 def check_torch() -> None:
@@ -77,17 +73,20 @@ def before_process_group(call: Callable[[], None]) -> bool:
     """
     from torch.distributed import distributed_c10d
 
-    make_group: Any = getattr(distributed_c10d, "_new_process_group_helper", None)
-    if make_group is None:
-        return False
+    return _before_each(distributed_c10d, "_new_process_group_helper", cache(call))
 
-    def make_first_group(*args: Any, **kwargs: Any) -> Any:
-        distributed_c10d._new_process_group_helper = make_group
+
+def _before_each(module: Any, name: str, call: Callable[[], None]) -> bool:
+    """Arrange that ``call`` is called before each call of a module's function. Return False if it does not exist."""
+    function: Any = getattr(module, name, None)
+
+    def call_first(*args: Any, **kwargs: Any) -> Any:
         call()
-        return make_group(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    distributed_c10d._new_process_group_helper = make_first_group
-    return True
+    if function:
+        setattr(module, name, call_first)
+    return function is not None
 
 
 def before_first_step(call: Callable[[], None]) -> None:
@@ -195,21 +194,14 @@ def _other_backends() -> tuple[list[str], list[str]]:
 def has_profiler() -> bool:
     """Return whether this process has a torch profiler that is ready to start or already runs."""
     module: Any = sys.modules["torch.autograd.profiler"]
-    found = [one for one in gc.get_referrers(module.profile) if isinstance(one, module.profile)]
-    return module._is_profiler_enabled or any(one.entered and one.kineto_results is None for one in found)
+    profiles = [owner for owner in gc.get_referrers(module.profile) if isinstance(owner, module.profile)]
+    return module._is_profiler_enabled or any(each.entered and each.kineto_results is None for each in profiles)
 
 
 def before_profiler(call: Callable[[], None]) -> None:
     """Arrange that ``call`` is called each time before a torch profiler is prepared or started in this process."""
-    module: Any = sys.modules.get("torch.autograd.profiler")
-
-    def call_first(function: Any, *args: Any, **kwargs: Any) -> Any:
-        call()
-        return function(*args, **kwargs)
-
     for name in ("_prepare_profiler", "_enable_profiler"):
-        if function := getattr(module, name, None):
-            setattr(module, name, partial(call_first, function))
+        _before_each(sys.modules.get("torch.autograd.profiler"), name, call)
 
 
 @contextlib.contextmanager
@@ -237,32 +229,11 @@ def store_keys(store: Any) -> list[str] | None:
         return None
 
 
-def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:
+def merge_files(files: Iterable[str]) -> list["Metric"]:
     """Return the sum of the metrics in prometheus_client's files. A damaged file raises prometheus_client's errors."""
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    return list(MultiProcessCollector.merge(files, accumulate=accumulate))  # type: ignore[no-untyped-call]
-
-
-def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
-    """Write metrics in prometheus_client's file format into ``path``, an existing file that is filled with zeros.
-
-    Return False, without writing, if the installed version may have another format.
-    """
-    from prometheus_client import mmap_dict
-
-    mmap_key: Any = getattr(mmap_dict, "mmap_key", None)
-    write = getattr(mmap_dict.MmapedDict, "write_value", None)
-    if mmap_key is None or write is None or [*inspect.signature(write).parameters] != WRITE_PARAMETERS:
-        return False
-    kept: Any = mmap_dict.MmapedDict(str(path))  # type: ignore[no-untyped-call]
-    for metric in metrics:
-        for sample in metric.samples:
-            labels = sample.labels
-            key = mmap_key(metric.name, sample.name, list(labels), list(labels.values()), metric.documentation)
-            kept.write_value(key, sample.value, 0.0)
-    kept.close()
-    return True
+    return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
 
 
 def file_base() -> type:

@@ -5,31 +5,23 @@ from ddpwire.run_files import Cause, Outcome
 
 
 class NodeError(Exception):
-    """An error that ends this node with ``outcome``. The outcome's message is one line and includes the hint."""
+    """An error that ends this node with ``outcome``, whose message is one line."""
 
-    def __init__(self, outcome: Outcome, *, hint: str = "", leaves: bool = False) -> None:
+    def __init__(self, outcome: Outcome, *, leaves: bool = False) -> None:
         """``leaves``: whether only this node ends and a new node replaces it."""
         super().__init__(outcome.message)
-        self.outcome = outcome
-        self.hint = hint
-        self.leaves = leaves
+        self.outcome, self.leaves = outcome, leaves
 
     @property
     def code(self) -> int:
         """The exit code of the outcome."""
         return self.outcome.code
 
-    @property
-    def message(self) -> str:
-        """The outcome's message without the hint."""
-        return self.outcome.message.removesuffix(f": {self.hint}") if self.hint else self.outcome.message
-
 
 def node_error(code: Exit, cause: Cause, message: str, *, hint: str = "", node: int | None = None) -> NodeError:
     """Return an error that ends this node with the exit code ``code``. ``node`` is the node that caused it."""
     line = f"{message}: {hint}" if hint else message
-    outcome = Outcome(code=code, cause=cause, message=line, node=node, retry=worth_a_retry(code))
-    return NodeError(outcome, hint=hint)
+    return NodeError(Outcome(code=code, cause=cause, message=line, node=node, retry=worth_a_retry(code)))
 
 
 def config_error(message: str, *, hint: str = "") -> NodeError:

@@ -34,8 +34,7 @@ BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 Cores = frozenset[int]
 T = TypeVar("T")
 SYSFS = Path("/sys")
-# If one of these is set, OpenMP binds the threads.
-OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+OPENMP_BINDING = {"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}  # variables
 
 
 def ask_nvml(ask: Callable[[Any], T], otherwise: T) -> T:
@@ -60,6 +59,9 @@ def count_gpus() -> int:
         return len(visible or ()) if count is None else count
     absent = (place for place, device in enumerate(visible) if device.isdecimal() and int(device) >= count)
     return next(absent, len(visible))
+
+
+DEBIAN_ADDRESS = "127.0.1.1"  # of the machine's own name in Debian's /etc/hosts
 
 
 def is_loopback(host: str) -> bool:
@@ -92,8 +94,13 @@ def plan_affinity(
     if sys.platform != "linux" or mode == "none":
         return ()
     try:
-        nodes = _numa_nodes(sysfs, frozenset(os.sched_getaffinity(0)))
-        if mode is None and (len(nodes) < 2 or any(name in environ for name in OPENMP_BINDING)):
+        allowed = frozenset(os.sched_getaffinity(0))
+        nodes = {
+            int(path.name.removeprefix("node")): cores
+            for path in sysfs.glob("devices/system/node/node[0-9]*")
+            if (cores := parse_cpu_list(_read_sysfs(path / "cpulist")) & allowed)
+        }
+        if mode is None and (len(nodes) < 2 or OPENMP_BINDING & {*environ}):
             return ()
         gpus = find_gpus()
         if mode is None and (not gpus or local_world_size not in (1, len(gpus))):
@@ -103,14 +110,6 @@ def plan_affinity(
         return tuple(_rank_cores(mode or "node", rank, homes, nodes, sysfs) for rank in ranks)
     except (OSError, ValueError, LookupError):  # unknown topology, or no core near a GPU may be used
         return ()
-
-
-def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
-    found = {
-        int(path.name.removeprefix("node")): parse_cpu_list(_read_sysfs(path / "cpulist")) & allowed
-        for path in sysfs.glob("devices/system/node/node[0-9]*")
-    }
-    return {number: cores for number, cores in found.items() if cores}
 
 
 def _numa_homes(
@@ -134,8 +133,8 @@ def _rank_cores(
     home = homes[local_rank]
     cores = frozenset[int]().union(*(nodes[number] for number in home))
 
-    def topology(core: int, what: str) -> str:
-        return _read_sysfs(sysfs / f"devices/system/cpu/cpu{core}/{what}")
+    def topology(core: int, name: str) -> str:
+        return _read_sysfs(sysfs / f"devices/system/cpu/cpu{core}/{name}")
 
     if mode == "socket":
         sockets = {number: topology(min(own), "topology/physical_package_id") for number, own in nodes.items()}
@@ -203,8 +202,8 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
         )
     uses_infiniband = machine.has_infiniband and machine.num_gpus and num_nodes > 1
     if uses_infiniband and machine.infiniband_error:
-        why = machine.infiniband_error
-        yield f"{why}, so NCCL uses TCP instead of InfiniBand: give /dev/infiniband to the container"
+        error = machine.infiniband_error
+        yield f"{error}, so NCCL uses TCP instead of InfiniBand: give /dev/infiniband to the container"
     if uses_infiniband and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
         yield (
             f"only {machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of "

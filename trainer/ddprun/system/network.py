@@ -19,10 +19,8 @@ from ddpwire.machine import resolve as resolve
 from ddpwire.machine import source_address as source_address
 
 CONNECT_TIMEOUT_S = 4.0  # longer than ARP takes to find nobody (3 s)
-MIN_CONNECT_TIMEOUT_S = 0.2
 ARP_TABLE = Path("/proc/net/arp")
 DOCUMENTATION_ADDRESS = "198.51.100.1"  # belongs to no machine (RFC 5737), so the default route leads there
-INCOMPLETE_ENTRY = "0x0"  # the flags of an entry whose address has not answered, see proc(5)
 
 # What each error of a failed connection means. Linux distinguishes these.
 ERROR_MEANINGS = {
@@ -45,7 +43,7 @@ def interface_of(address: str) -> str | None:
     import psutil  # lazily: nodectl imports this module and must start quickly
 
     for name, owned in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in owned):
+        if any(entry.address.partition("%")[0] == address for entry in owned):
             return name.partition(":")[0]  # eth0:1 is an alias of eth0
     return None
 
@@ -54,15 +52,15 @@ def local_addresses() -> str:
     """Return the addresses of this machine in one text, such as '10.0.0.3 (eth0) and 192.168.1.5 (wlan0)'."""
     import psutil  # lazily: nodectl imports this module and must start quickly
 
-    found = ((name, one) for name, owned in psutil.net_if_addrs().items() for one in owned)
-    internet = ((name, one.address) for name, one in found if one.family == socket.AF_INET)
+    entries = ((name, entry) for name, owned in psutil.net_if_addrs().items() for entry in owned)
+    internet = ((name, entry.address) for name, entry in entries if entry.family == socket.AF_INET)
     own = [f"{address} ({name})" for name, address in internet if not ipaddress.ip_address(address).is_loopback]
     return " and ".join(own[:4]) or "none but the loopback"
 
 
 def check_reachable(address: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
     """Check that a process listens on the port, by connecting to it. Raises OSError."""
-    timeout_s = max(MIN_CONNECT_TIMEOUT_S, min(CONNECT_TIMEOUT_S, timeout_s))
+    timeout_s = max(0.2, min(CONNECT_TIMEOUT_S, timeout_s))
     try:
         socket.create_connection((address, port), timeout=timeout_s).close()
     except TimeoutError:
@@ -75,7 +73,7 @@ def _is_unanswered(address: str) -> bool:
     """Return whether ``address`` is on the local network and does not answer ARP requests."""
     with contextlib.suppress(OSError):  # this is not Linux
         rows = [line.split() for line in ARP_TABLE.read_text().splitlines()]
-        return any(row[0] == address and row[2] == INCOMPLETE_ENTRY for row in rows)
+        return any(row[0] == address and row[2] == "0x0" for row in rows)  # the flags of no answer, see proc(5)
     return False
 
 
@@ -173,9 +171,9 @@ def port_holder(port: int) -> str:
     import psutil  # lazily: nodectl imports this module and must start quickly
 
     with contextlib.suppress(OSError, psutil.Error):
-        for one in psutil.net_connections("tcp"):
-            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
-                return f" by pid {one.pid} ({' '.join(psutil.Process(one.pid).cmdline())[:80]})"
+        for entry in psutil.net_connections("tcp"):
+            if entry.pid and entry.status == psutil.CONN_LISTEN and entry.laddr and entry.laddr.port == port:
+                return f" by pid {entry.pid} ({' '.join(psutil.Process(entry.pid).cmdline())[:80]})"
     return ""
 
 

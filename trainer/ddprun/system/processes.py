@@ -89,11 +89,14 @@ def descendants(root: int) -> list[int]:
     return [process.pid for process in processes if process.alive and process.pid in family - {root}]
 
 
-def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None], spared: int = 0) -> None:
-    """SIGKILL all descendants of ``root`` except ``spared``, even if they keep forking. Give up after ``timeout_s``."""
+def kill_all(find: Callable[[], list[int]], *, timeout_s: float, reap: Callable[[], None] = lambda: None) -> None:
+    """SIGKILL the processes that ``find`` returns, even if they keep forking. Give up after ``timeout_s``.
+
+    ``reap`` reaps those of them that are this process's children.
+    """
     deadline = time.monotonic() + timeout_s
-    while (family := [pid for pid in descendants(root) if pid != spared]) and time.monotonic() < deadline:
-        for pid in family:
+    while (pids := find()) and time.monotonic() < deadline:
+        for pid in pids:
             kill(pid, signal.SIGKILL)
         time.sleep(0.005)
         reap()

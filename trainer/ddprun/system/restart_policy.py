@@ -36,7 +36,6 @@ EXTERNAL_CAUSES = ("killed", "oom", "hang", "node_lost")
 NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no restart can fix
 MAX_WITHOUT_PROGRESS = 3  # the number of attempts without progress after which a run gives up
 MIN_LIFETIME_S = 60.0  # living longer counts as progress of a script without heartbeats
-MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,12 +231,13 @@ def decide(
         return Decision(outcome=outcome, restart=again and len(attempts) <= max_restarts)
     if not may_restart(outcome, leaves=leaves):
         return Decision(outcome=outcome)
-    if sum(attempt.outcome.cause == "oom" for attempt in attempts) > MAX_OOM_RESTARTS and outcome.cause == "oom":
+    # Another process may have used up the memory, once.
+    if outcome.cause == "oom" and sum(attempt.outcome.cause == "oom" for attempt in attempts) > 1:
         return Decision(outcome=replace(outcome, message=f"{outcome.message}. A restart did not help", retry=False))
     without_progress = attempts[len(attempts) - num_without_progress(attempts) :]
     if len(attempts) > 1 and len(without_progress) >= MAX_WITHOUT_PROGRESS:
-        what = "; ".join(f"attempt {ended.outcome.attempt}: {ended.outcome.message}" for ended in without_progress)
-        message = f"gave up after {len(without_progress)} attempts without progress ({what})"
+        ends = "; ".join(f"attempt {ended.outcome.attempt}: {ended.outcome.message}" for ended in without_progress)
+        message = f"gave up after {len(without_progress)} attempts without progress ({ends})"
         return Decision(outcome=replace(outcome, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False))
     return Decision(outcome=outcome, restart=len(attempts) <= max_restarts)
 

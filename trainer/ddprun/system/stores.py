@@ -63,8 +63,24 @@ def _run_calls(calls: "queue.SimpleQueue[_Call | None]") -> None:
         del item, answer, call  # while this waits for the next call, nothing may refer to the store
 
 
+def _method(name: str, convert: Callable[[Any], T]) -> Callable[..., T]:
+    """Return the method ``name`` of a TimeoutStore, which calls that of the store itself and converts the result."""
+
+    def method(self: "TimeoutStore", *args: Any) -> T:
+        return convert(self._call(lambda: getattr(self._store, name)(*args)))
+
+    return method
+
+
 class TimeoutStore(Store):
     """A client of a store. Each call returns, or raises StoreError soon after its timeout."""
+
+    set = _method("set", lambda _: None)
+    get = _method("get", bytes)
+    multi_get = _method("multi_get", lambda values: [bytes(value) for value in values])
+    add = _method("add", int)
+    check = _method("check", bool)
+    compare_set = _method("compare_set", bytes)
 
     def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
         """``timeout`` is the store's own timeout for missing keys."""
@@ -94,30 +110,6 @@ class TimeoutStore(Store):
     def clone(self) -> "TimeoutStore":
         """Return a new connection to the same store."""
         return TimeoutStore(self._call(self._store.clone), self._timeout)
-
-    def set(self, key: str, value: str) -> None:
-        """Implement ``Store.set``."""
-        self._call(lambda: self._store.set(key, value))
-
-    def get(self, key: str) -> bytes:
-        """Implement ``Store.get``."""
-        return bytes(self._call(lambda: self._store.get(key)))
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Implement ``Store.multi_get``."""
-        return [bytes(value) for value in self._call(lambda: self._store.multi_get(keys))]
-
-    def add(self, key: str, number: int) -> int:
-        """Implement ``Store.add``."""
-        return int(self._call(lambda: self._store.add(key, number)))
-
-    def check(self, keys: list[str]) -> bool:
-        """Implement ``Store.check``."""
-        return bool(self._call(lambda: self._store.check(keys)))
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Implement ``Store.compare_set``."""
-        return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Implement ``Store.wait``."""
@@ -175,9 +167,9 @@ class SignedStore:
         value = stored.partition(b" ")[2] if self._secret else stored
         if hmac.compare_digest(stored, self._signature(key, value) + value):
             return value
-        what = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
+        state = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
         hint = f"another program reaches the run's port, or not all nodes have the same {names.SECRET_FILE}"
-        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {what}", hint=hint)
+        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {state}", hint=hint)
 
 
 def connect(address: str, port: int) -> TimeoutStore:

@@ -1,18 +1,16 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Builds batches of samples on the device: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix.
+"""What happens to images on the device: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix.
 
 Random values depend only on the seed, the epoch and the sample. Shapes: see ddptrain.data.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ddptrain.data import sampling
-from ddptrain.data.sampling import rehash, sample_hash
 
 MAX_COUNTED_BYTES = 100_000_000  # in a larger data set, the mean is computed from a part of the images
 MAX_PART_BYTES = 1 << 26  # of images that are laid out at a time
@@ -103,11 +101,6 @@ class Pixels:
             crops_BHWC = torch.where(mirrored_B.bool()[:, None, None, None], crops_BHWC.flip(2), crops_BHWC)
         return crops_BHWC
 
-    def centre_crops(self, index_B: Tensor) -> Tensor:
-        """Return the centre crops. If the images are not larger than ``crop_px``, these are the complete images."""
-        middle_B = torch.full_like(index_B, (self.choices - 1) // 2)
-        return self.crops(index_B, middle_B, middle_B, None)
-
 
 def lay_out(
     images_NHWC: Tensor,
@@ -185,49 +178,29 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
     return box_mask(top, left, top + height * chosen, left + width * chosen, size_px)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mixing:
-    """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
+def mix_images(
+    images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor, *, mixup: Tensor | None, cutmix: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the mixed images, and for each image the weight of its own label (float32).
 
-    Each image is mixed with another image of the data set. Each field is for one of the two methods. It contains the
-    quantiles of a beta distribution (see sampling.beta_table), or None if that method is not used. At least one method
-    is used.
+    Mixup: H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412; cutmix: S. Yun et al. 2019, arXiv 1905.04899.
+    ``mixup`` and ``cutmix`` are the quantiles of their beta distributions (see sampling.beta_table), or None for a
+    method that is not used. At least one of them is used.
     """
-
-    mixup: Tensor | None
-    cutmix: Tensor | None
-
-
-def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
-    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix), or None if both values are 0.
-
-    The value 0 turns a method off.
-    """
-    tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
-    return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
-
-
-def mixing_partners(bits_B: Tensor, num_samples: int) -> Tensor:
-    """Return for each sample the index of the sample that it is mixed with."""
-    return rehash(bits_B, sampling.PARTNER) % num_samples
-
-
-def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mixed images, and for each image the weight of its own label (float32)."""
     size_px = images_BCHW.shape[2]
-    if mixing.mixup is None or mixing.cutmix is None:
-        pasted_B = torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
+    if mixup is None or cutmix is None:
+        pasted_B = torch.full_like(bits_B, mixup is None, dtype=torch.bool)
     else:
         pasted_B = sampling.uniform(bits_B, sampling.WHICH) < 0.5
     own_B = torch.ones(len(bits_B), device=bits_B.device)
     keep = torch.ones((), device=bits_B.device)
-    if mixing.mixup is not None:
-        own_B = torch.where(pasted_B, own_B, sampling.beta(sampling.uniform(bits_B, sampling.BLEND), mixing.mixup))
+    if mixup is not None:
+        own_B = torch.where(pasted_B, own_B, sampling.beta(sampling.uniform(bits_B, sampling.BLEND), mixup))
         keep = own_B[:, None, None, None]
-    if mixing.cutmix is not None:
+    if cutmix is not None:
         # The share of the image that is covered by the other image.
-        wanted_B = 1 - sampling.beta(sampling.uniform(bits_B, sampling.PASTE), mixing.cutmix)
-        side_B = (wanted_B.sqrt() * size_px).long() * pasted_B
+        share_B = 1 - sampling.beta(sampling.uniform(bits_B, sampling.PASTE), cutmix)
+        side_B = (share_B.sqrt() * size_px).long() * pasted_B
         box = square_mask(bits_B, (sampling.PASTE_TOP, sampling.PASTE_LEFT), side_B, size_px)
         own_B = torch.where(pasted_B, 1 - box.float().mean((1, 2, 3)), own_B)
         keep = torch.where(box, 0.0, keep)
@@ -242,107 +215,3 @@ class Batch:
     labels_B: Tensor
     others_B: Tensor | None = None
     own_B: Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """Samples before augmentation: the images ``pixels[index_B]``, and their labels."""
-
-    pixels: Pixels
-    index_B: Tensor
-    labels_B: Tensor
-
-
-class Feed(Protocol):
-    """A source of samples."""
-
-    @property
-    def description(self) -> str:
-        """A description for the log."""
-
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
-        """Return samples of the training set on the device."""
-
-    def rewind(self) -> None:
-        """Reset the feed. The next call of ``fetch`` may ask for any batch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augmentations:
-    """The augmentation of training images, which depends on the options and the data set."""
-
-    shift: bool = False  # random crops, not centre crops
-    flip: bool = False
-    alternate: bool = False  # mirror a sample in every second epoch, not at random
-    cutout_px: int = 0
-    erase: float = 0.0
-    mixing: Mixing | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchBuilder:
-    """Builds the batches of a rank from samples."""
-
-    feed: Feed
-    augmentations: Augmentations
-    normalise: Normalisation
-    seed: int
-    num_samples: int
-    _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
-
-    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
-        """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
-        bits_B, wanted_B, count = (
-            self._random_bits(indices_B, epoch),
-            self.wanted(indices_B, epoch=epoch),
-            len(indices_B),
-        )
-        fetched = self.feed.fetch(wanted_B, epoch=epoch, mark=mark)
-        images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], indices_B, bits_B, epoch)
-        batch = Batch(inputs=images_BCHW, labels_B=fetched.labels_B[:count])
-        if self.augmentations.mixing is not None:
-            others_B = wanted_B[count:]
-            other_bits_B = self._random_bits(others_B, epoch)
-            others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], others_B, other_bits_B, epoch)
-            mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
-            batch = replace(batch, inputs=mixed, others_B=fetched.labels_B[count:], own_B=own_B)
-        return self._blanked(batch, bits_B)
-
-    def wanted(self, indices_B: Tensor, *, epoch: int) -> Tensor:
-        """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
-        if self.augmentations.mixing is None:
-            return indices_B
-        return torch.cat([indices_B, mixing_partners(self._random_bits(indices_B, epoch), self.num_samples)])
-
-    def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
-        """Return `sampling.sample_hash`. It is computed once an epoch, because each batch would need 11 kernels."""
-        key = epoch, indices_B.device
-        if key not in self._bits:
-            for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
-                del self._bits[other]
-            samples_N = torch.arange(self.num_samples, device=indices_B.device)
-            self._bits[key] = sample_hash(samples_N, seed=self.seed, epoch=epoch)
-        return self._bits[key][indices_B]
-
-    def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
-        flipped_B = sampling.is_mirrored(bits_B) if self.augmentations.flip else None
-        if flipped_B is not None and self.augmentations.alternate:
-            flipped_B = sampling.is_mirrored(self._random_bits(samples_B, 0)) ^ (epoch & 1)
-        if self.augmentations.shift and pixels.choices > 1:
-            top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
-        else:
-            top_B = left_B = torch.full_like(index_B, (pixels.choices - 1) // 2)
-        return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
-
-    def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
-        """Fill the rectangles of cutout and erasing with the mean colour.
-
-        Cutout: T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552.
-        """
-        given, images, size_px = self.augmentations, batch.inputs, batch.inputs.shape[2]
-        if given.cutout_px:
-            cut = square_mask(bits_B, (sampling.CUT_TOP, sampling.CUT_LEFT), given.cutout_px, size_px)
-            images = images.masked_fill(cut, 0)
-        if given.erase:
-            images = images.masked_fill(erase_mask(bits_B, given.erase, size_px), 0)
-        return replace(batch, inputs=images)

@@ -1,5 +1,5 @@
 # ruff: noqa: N815 - tensors carry their shape in their name
-"""A data set: uint8 images and labels in tensors, for training and for testing.
+"""A data set: uint8 images and labels in tensors, for training and for testing. Also the free memory of a device.
 
 Shapes: N samples, H height, W width, C channels.
 """
@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ddptrain.errors import TrainError
@@ -30,14 +31,6 @@ class ImageShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """The default augmentation of a data set."""
-
-    shift_px: int = 0
-    flip: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Samples:
     """Images and labels. The images may be mapped into memory from a file."""
 
@@ -48,11 +41,6 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels_N)
 
-    @property
-    def num_bytes(self) -> int:
-        """The number of bytes of the images."""
-        return self.images_NHWC.numel()
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
@@ -60,9 +48,10 @@ class ImageDataset:
 
     name: str
     classes: int
-    augmentation: Augmentation
     train: Samples
     test: Samples
+    shift_px: int = 0  # the defaults of --shift and --flip
+    flip: bool = False
     crop_px: int | None = None
     noun = "images"  # the plural name of a sample
 
@@ -72,8 +61,8 @@ class ImageDataset:
         _, size_px, _, channels = self.train.images_NHWC.shape
         return ImageShape(channels=channels, size_px=self.crop_px or size_px, classes=self.classes)
 
-    def validated(self) -> "ImageDataset":
-        """Return this data set. Raises TrainError unless its images and labels are consistent."""
+    def __post_init__(self) -> None:
+        """Raise TrainError unless the images and labels are consistent."""
         for samples in (self.train, self.test):
             labels, images = samples.labels_N, samples.images_NHWC
             if not len(labels) or len(labels) != len(images):
@@ -81,7 +70,6 @@ class ImageDataset:
             if labels.min() < 0 or labels.max() >= self.classes:
                 wrong = f"labels from {int(labels.min())} to {int(labels.max())}, not from 0 to {self.classes - 1}"
                 raise TrainError(Exit.DATA, f"{self.name} is corrupt: {wrong}")
-        return self
 
 
 def torchvision_module(part: str) -> Any:
@@ -102,3 +90,29 @@ def connect_timeout() -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the free bytes of a GPU or, for a CPU, of the machine or of the container, whichever has less."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024.0 * int(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError, ValueError):
+        return float("inf")  # not Linux
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = (Path("/sys/fs/cgroup", name).read_text().strip() for name in (limit, used))
+            return free if most == "max" else min(free, float(most) - float(now))
+        except OSError:
+            continue
+    return free
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size with its unit, for messages."""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:,.1f} GB"

@@ -21,11 +21,17 @@ import torch
 
 from ddptrain.config import DataOptions
 from ddptrain.data import image_folder
-from ddptrain.data.base import Augmentation, ImageDataset, Samples, connect_timeout, torchvision_module
+from ddptrain.data.base import (
+    ImageDataset,
+    Samples,
+    connect_timeout,
+    format_bytes,
+    free_bytes,
+    torchvision_module,
+)
 from ddptrain.data.sampling import sample_hash
 from ddptrain.data.text import TextDataset, load_text
 from ddptrain.errors import TrainError, config_error
-from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 NUM_TEST_DIGITS = 360
@@ -63,10 +69,10 @@ def read_digits(path: Path) -> ImageDataset:
     return ImageDataset(
         name="digits",
         classes=10,
-        augmentation=Augmentation(shift_px=1),
+        shift_px=1,
         train=Samples(images_NHWC=images_NHWC[train], labels_N=labels_N[train]),
         test=Samples(images_NHWC=images_NHWC[test], labels_N=labels_N[test]),
-    ).validated()
+    )
 
 
 def _digits_missing() -> TrainError:
@@ -124,10 +130,11 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
     return ImageDataset(
         name=options.name,
         classes=100 if options.name == "cifar100" else 10,
-        augmentation=Augmentation() if is_grey else Augmentation(shift_px=4, flip=True),
+        shift_px=0 if is_grey else 4,
+        flip=not is_grey,
         train=samples(train=True),
         test=samples(train=False),
-    ).validated()
+    )
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
@@ -162,7 +169,7 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
         return Samples(images_NHWC=images_NHWC, labels_N=labels_N)
 
     train, test = samples(num_train), samples(num_test)
-    return ImageDataset(name="synthetic", classes=classes, augmentation=Augmentation(), train=train, test=test)
+    return ImageDataset(name="synthetic", classes=classes, train=train, test=test)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ of the test set are in one .npy file, which is mapped into memory.
 
 import hashlib
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,9 @@ import numpy as np
 import torch
 
 from ddptrain.config import DataOptions
-from ddptrain.data.base import Augmentation, ImageDataset, Samples
+from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.sampling import sample_hash
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, log_warning, os_errors
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
 
@@ -48,20 +47,17 @@ def list_pictures(folder: Path) -> Listing:
         raise TrainError(Exit.NO_INPUT, f"--data-dir {folder} does not exist", hint=hint)
     test_folder = next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
     if test_folder is None or not (folder / "train").is_dir():
-        return _split(*_pictures(folder))
+        # Some pictures are the test set. The choice does not depend on the seed.
+        classes, paths = _pictures(folder)
+        drawn = sample_hash(torch.arange(len(paths)), seed=0, epoch=0).argsort(stable=True)
+        held_out = set(drawn[: max(1, len(paths) // HELD_OUT)].tolist())
+        train = tuple(path for number, path in enumerate(paths) if number not in held_out)
+        return Listing(classes=classes, train=train, test=tuple(paths[number] for number in sorted(held_out)))
     classes, train = _pictures(folder / "train")
     others, test = _pictures(test_folder)
     if strange := sorted(set(others) - set(classes)):
         raise TrainError(Exit.DATA, f"{test_folder} has classes that are not in train: {', '.join(strange)}")
     return Listing(classes=classes, train=train, test=test)
-
-
-def _split(classes: tuple[str, ...], paths: tuple[Path, ...]) -> Listing:
-    """Select some pictures as the test set. The choice does not depend on the seed."""
-    drawn = sample_hash(torch.arange(len(paths)), seed=0, epoch=0).argsort(stable=True)
-    held_out = set(drawn[: max(1, len(paths) // HELD_OUT)].tolist())
-    train = tuple(path for number, path in enumerate(paths) if number not in held_out)
-    return Listing(classes=classes, train=train, test=tuple(paths[number] for number in sorted(held_out)))
 
 
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
@@ -78,28 +74,21 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     return classes, paths
 
 
-def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return the paths in ``folder`` that are ignored because they are not pictures. Hidden paths are not reported."""
-    roots = {path.parent.parent for path in (*listing.train, *listing.test)}
-    folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
-    entries = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
-    taken = {*listing.train, *listing.test}
-    return [
-        str(path.relative_to(folder))
-        for path in entries
-        if path.name[0] != "." and path not in taken and (path.is_file() or path.parent.name in listing.classes)
-    ]
-
-
 def prepare_image_folder(options: DataOptions) -> None:
     """Decode the pictures unless they are in the cache. Warn about files that are ignored. Raises TrainError."""
-    listing = list_pictures(options.folder)
-    if strange := left_out(options.folder, listing):
-        more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
+    listing, top = list_pictures(options.folder), options.folder
+    pictures, classes = {*listing.train, *listing.test}, listing.classes
+    roots = {path.parent.parent for path in pictures}
+    folders = {top, *roots, *(root / name for root in roots for name in classes)}
+    entries = (path for folder in sorted(folders) if folder.is_dir() for path in sorted(folder.iterdir()))
+    visible = (path for path in entries if path.name[0] != "." and path not in pictures)
+    ignored = [str(path.relative_to(top)) for path in visible if path.is_file() or path.parent.name in classes]
+    if ignored:
+        more = f" and {len(ignored) - NUM_NAMED} more" if len(ignored) > NUM_NAMED else ""
         allowed = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]} files in class folders"
-        reason = f"these entries of {options.folder} are ignored, because only {allowed} are read"
-        reason = f"{reason}: {', '.join(strange[:NUM_NAMED])}{more}"
-        print(f"ddptrain: warning: {reason}", file=sys.stderr, flush=True)
+        reason = f"these entries of {top} are ignored, because only {allowed} are read"
+        reason = f"{reason}: {', '.join(ignored[:NUM_NAMED])}{more}"
+        log_warning(reason)
     for paths in (listing.train, listing.test):
         _write_cache(paths, options)
 
@@ -117,11 +106,11 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
     return ImageDataset(
         name=options.folder.resolve().name,
         classes=len(listing.classes),
-        augmentation=Augmentation(flip=True),
+        flip=True,
         train=samples(listing.train),
         test=samples(listing.test),
         crop_px=options.image_size,
-    ).validated()
+    )
 
 
 def _side_px(options: DataOptions) -> int:
@@ -135,12 +124,10 @@ def _cache_file(paths: Sequence[Path], options: DataOptions) -> Path:
     gets a new cache file.
     """
     digest = hashlib.sha256()
-    try:
-        for path in paths:
-            about = path.stat()
-            digest.update(f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
-    except OSError as error:
-        raise TrainError(Exit.NO_INPUT, f"{error.filename} cannot be read: {error.strerror}") from None
+    for path in paths:
+        with os_errors(Exit.NO_INPUT, f"{path} cannot be read"):
+            status = path.stat()
+        digest.update(f"{path.parent.name}/{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     folder = options.cache or options.folder / ".ddptrain"
     return folder / f"{_side_px(options)}px-{digest.hexdigest()[:16]}.npy"
 
@@ -150,7 +137,9 @@ def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
     file = _cache_file(paths, options)
     if file.exists():
         return
-    try:
+    with os_errors(
+        Exit.CANNOT_WRITE, f"decoded pictures cannot be written to {file.parent}", hint="give a --cache-dir"
+    ):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".decoding-")
         os.close(handle)
@@ -160,9 +149,6 @@ def _write_cache(paths: Sequence[Path], options: DataOptions) -> None:
             partly.replace(file)
         finally:
             partly.unlink(missing_ok=True)
-    except OSError as error:
-        message = f"decoded pictures cannot be written to {file.parent}: {error.strerror or error}; give a --cache-dir"
-        raise TrainError(Exit.CANNOT_WRITE, message) from error
 
 
 def _open_cache(paths: Sequence[Path], options: DataOptions) -> tuple[torch.Tensor, Path]:

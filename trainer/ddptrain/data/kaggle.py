@@ -14,9 +14,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from ddptrain.config import DataOptions
-from ddptrain.data.datasets import MNIST_FILES as MNIST_FILES
+from ddptrain.data.datasets import MNIST_FILES, MNIST_FOLDER
 from ddptrain.data.image_folder import ENDINGS
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, os_errors
 from ddpwire import kaggle
 from ddpwire.exits import Exit
 
@@ -26,6 +26,7 @@ _CIFAR = {  # the folder, two of its files, and its archive
     "cifar10": ("cifar-10-batches-py", "data_batch_1", "batches.meta", "cifar-10-python.tar.gz"),
     "cifar100": ("cifar-100-python", "train", "meta", "cifar-100-python.tar.gz"),
 }
+Links = dict[str, Path]  # from the names that torchvision expects to the files and folders with the data
 
 
 def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
@@ -36,10 +37,10 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
     ``--data folder``, or if several folders contain the data.
     """
     session = kaggle.session(environ)
-    is_known = options.name in _LAYOUT_CHECKS
-    if session is None or not is_known or options.folder != DataOptions().folder or options.folder.exists():
+    links_of = _LINKS.get(options.name)
+    if session is None or links_of is None or options.folder != DataOptions().folder or options.folder.exists():
         return options
-    folders = _find(options.name, session.input)
+    folders = _find(links_of, session.input)
     if not folders:
         if options.name == "folder":
             raise TrainError(
@@ -49,24 +50,30 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
             )
         return replace(options, folder=_scratch(f"download-{options.name}"))
     if len(folders) > 1:
-        names = ", ".join(str(path) for path in folders)
+        names = ", ".join(map(str, folders))
         subject = "pictures were" if options.name == "folder" else "this data set was"
         message = f"--data {options.name}: {subject} found in several folders ({names})"
         raise config_error(message, hint="choose one with --data-dir")
-    (location,) = folders
+    ((location, links),) = folders.items()
+    key = sha256(str(location.absolute()).encode()).hexdigest()[:12]
     if options.name == "folder":
-        return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))
-    return replace(options, folder=_view(options.name, location))
+        return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{key}"))
+    view = _scratch(f"view-{key}")
+    for name, target in links.items():
+        (view / name).parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # another rank of this node was first
+            (view / name).symlink_to(target.absolute())
+    return replace(options, folder=view)
 
 
-def _find(name: str, top: Path) -> list[Path]:
-    """Return the folders that contain the data set.
+def _find(links_of: "LinksOf", top: Path) -> dict[Path, Links]:
+    """Return the folders that contain the data set, with their links.
 
     The search begins at ``top``. The next deeper level is searched only if no folder is found.
     """
     level, seen = [top], 0
     for _ in range(MAX_DEPTH + 1):
-        matches: list[Path] = []
+        matches: dict[Path, Links] = {}
         below: list[Path] = []
         for path in level:
             seen += 1
@@ -75,18 +82,21 @@ def _find(name: str, top: Path) -> list[Path]:
             with suppress(OSError), os.scandir(path) as entries:
                 listed = list(entries)
                 below += sorted(Path(entry.path) for entry in listed if entry.is_dir() and entry.name[0] != ".")
-                if _LAYOUT_CHECKS[name](path, frozenset(entry.name for entry in listed)):
-                    matches.append(path)
+                if links := links_of(path, frozenset(entry.name for entry in listed)):
+                    matches[path] = links
         if matches:
             break
         level = below
     return matches
 
 
-def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
+def _cifar_links(name: str, path: Path, names: frozenset[str]) -> Links:
     folder, first, meta, archive = _CIFAR[name]
-    whole = first in names and meta in names
-    return archive in names or (whole and path.is_dir()) or (folder in names and (path / folder / first).is_file())
+    if first in names and meta in names:
+        return {folder: path}
+    if folder in names and (path / folder / first).is_file():
+        return {folder: path / folder}
+    return {archive: path / archive} if archive in names else {}
 
 
 def _mnist_file(path: Path, name: str) -> Path | None:
@@ -100,15 +110,27 @@ def _mnist_file(path: Path, name: str) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _holds_mnist(path: Path, names: frozenset[str]) -> bool:
-    has_images = any(name.startswith("train-images") for name in names)
-    return has_images and all(_mnist_file(path, name) for name in MNIST_FILES)
+def _mnist_links(path: Path, names: frozenset[str]) -> Links:
+    if not any(name.startswith("train-images") for name in names):
+        return {}
+    files = {name: _mnist_file(path, name) for name in MNIST_FILES}
+    links = {
+        str(MNIST_FOLDER / (f"{name}.gz" if file.suffix == ".gz" else name)): file
+        for name, file in files.items()
+        if file
+    }
+    return links if len(links) == len(MNIST_FILES) else {}
 
 
-def _holds_pictures(path: Path, names: frozenset[str]) -> bool:
-    if "train" in names and _holds_pictures(path / "train", _names(path / "train")):
-        return True
-    return sum(_has_picture(path / name) for name in names) >= 2
+def _picture_links(path: Path, names: frozenset[str]) -> Links:
+    """Return the class folders with pictures if there are at least two, or those in ``train``. They are not linked."""
+    if "train" in names:
+        with suppress(OSError):
+            train = frozenset(entry.name for entry in (path / "train").iterdir())
+            if links := _picture_links(path / "train", train):
+                return links
+    links = {name: path / name for name in names if _has_picture(path / name)}
+    return links if len(links) >= 2 else {}
 
 
 def _has_picture(folder: Path) -> bool:
@@ -117,53 +139,16 @@ def _has_picture(folder: Path) -> bool:
     return False
 
 
-def _names(folder: Path) -> frozenset[str]:
-    with suppress(OSError):
-        return frozenset(path.name for path in folder.iterdir())
-    return frozenset()
-
-
-def _view(name: str, location: Path) -> Path:
-    """Create a folder in which torchvision finds the files of ``location`` under the names that it expects."""
-    view = _scratch(f"view-{_key(location)}")
-    if name == "mnist":
-        raw = view / "MNIST" / "raw"
-        raw.mkdir(parents=True, exist_ok=True)
-        for wanted in MNIST_FILES:
-            file = _mnist_file(location, wanted)
-            if file is not None:
-                _link(raw / (f"{wanted}.gz" if file.suffix == ".gz" else wanted), file)
-        return view
-    folder, first, _, archive = _CIFAR[name]
-    if (location / first).is_file():
-        _link(view / folder, location)
-    elif (location / folder / first).is_file():
-        _link(view / folder, location / folder)
-    else:
-        _link(view / archive, location / archive)
-    return view
-
-
-def _link(path: Path, to: Path) -> None:
-    with suppress(FileExistsError):  # another rank of this node was first
-        path.symlink_to(to.absolute())
-
-
 def _scratch(name: str) -> Path:
     folder = Path(tempfile.gettempdir()) / "ddptrain" / name
-    try:
+    with os_errors(Exit.CANNOT_WRITE, f"{folder} cannot be created", hint="give --data-dir"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"{folder} cannot be created: {error.strerror}; give --data-dir") from None
     return folder
 
 
-def _key(location: Path) -> str:
-    return sha256(str(location.absolute()).encode()).hexdigest()[:12]
-
-
-_LAYOUT_CHECKS: Mapping[str, Callable[[Path, frozenset[str]], bool]] = {
-    "mnist": _holds_mnist,
-    "folder": _holds_pictures,
-    **{name: partial(_holds_cifar, name) for name in _CIFAR},
+LinksOf = Callable[[Path, frozenset[str]], Links]  # of a folder and the names in it; empty: another folder
+_LINKS: Mapping[str, LinksOf] = {
+    "mnist": _mnist_links,
+    "folder": _picture_links,
+    **{name: partial(_cifar_links, name) for name in _CIFAR},
 }

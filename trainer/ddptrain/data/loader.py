@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Moves samples to the device: all of them at once if they fit, otherwise batch by batch from worker processes."""
+"""Builds the batches of a rank. Samples reach the device all at once if they fit, otherwise from worker processes."""
 
 import contextlib
 import multiprocessing
@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,23 +17,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddptrain.config import Options
+from ddptrain.config import AugmentationOptions, Options
+from ddptrain.data import sampling
 from ddptrain.data.augment import (
-    Augmentations,
-    BatchBuilder,
-    Fetched,
+    Batch,
     Mark,
     Normalisation,
     Pixels,
+    erase_mask,
     lay_out,
-    make_mixing,
+    mix_images,
     num_bytes_laid_out,
+    square_mask,
 )
-from ddptrain.data.base import ImageDataset, Samples
-from ddptrain.data.sampling import batches, epoch_order, shard_of
+from ddptrain.data.base import ImageDataset, Samples, format_bytes, free_bytes
+from ddptrain.data.sampling import batches, beta_table, epoch_order, shard_of
 from ddptrain.distributed import World
 from ddptrain.errors import TrainError, config_error
-from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 MAX_FREE_MEMORY_USED = 0.4  # share of the free memory; the model is allocated later
@@ -52,9 +52,9 @@ class DeviceFeed:
     labels_N: Tensor
     description: str
 
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:  # noqa: ARG002 - LoaderFeed needs them
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> tuple[Pixels, Tensor, Tensor]:  # noqa: ARG002 - LoaderFeed needs them
         """Return samples of the training set."""
-        return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
+        return self.pixels, indices_B, self.labels_N[indices_B]
 
     def rewind(self) -> None:
         """Do nothing, because batches can be fetched in any order."""
@@ -81,10 +81,6 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
         if self._images_NHWC is None:
             self._images_NHWC = torch.from_numpy(np.load(str(self._file), mmap_mode="c"))
         return self._images_NHWC[indices_B], self._labels_N[indices_B]
-
-    def __getstate__(self) -> dict[str, object]:
-        """Leave out images that are mapped into memory, because pickling would copy them."""
-        return {**self.__dict__, "_images_NHWC": None if self._file else self._images_NHWC}
 
 
 def _exit_with_rank(lifeline: Connection) -> None:
@@ -131,7 +127,7 @@ class LoaderFeed:
         self._epoch: int | None = None
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> tuple[Pixels, Tensor, Tensor]:
         """Return the samples of the plan's next batch. ``indices_B`` must be the indices of these samples."""
         try:
             if epoch != self._epoch:
@@ -152,9 +148,7 @@ class LoaderFeed:
         mark("data")
         images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in read)
         mark("h2d")
-        return Fetched(
-            pixels=self._crop(images_BHWC), index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B
-        )
+        return self._crop(images_BHWC), torch.arange(len(labels_B), device=self._device), labels_B
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._batches)
@@ -178,8 +172,81 @@ class LoaderFeed:
         self._epoch = None
 
 
-def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
-    """Return the augmentation of the training images, and the number of pixels of padding. Raises TrainError."""
+@dataclass(frozen=True, kw_only=True)
+class BatchBuilder:
+    """Builds the batches of a rank from samples."""
+
+    feed: DeviceFeed | LoaderFeed
+    options: AugmentationOptions  # with the data set's defaults
+    mixup: Tensor | None  # see mix_images
+    cutmix: Tensor | None
+    normalise: Normalisation
+    data: ImageDataset
+    seed: int
+    _bits: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict, repr=False)  # of an epoch's samples
+
+    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
+        """Return the batch of these samples. ``mark`` is called with the name of each phase that ends."""
+        given, count, size_px = self.options, len(indices_B), self.data.shape.size_px
+        bits_B, needed_B = self._random_bits(indices_B, epoch), self.needed(indices_B, epoch=epoch)
+        pixels, index_B, labels_B = self.feed.fetch(needed_B, epoch=epoch, mark=mark)
+        images = self._images(pixels, index_B[:count], indices_B, bits_B, epoch)
+        others_B = own_B = None
+        if self._is_mixed:
+            partners_B, others_B = needed_B[count:], labels_B[count:]
+            partner_bits_B = self._random_bits(partners_B, epoch)
+            partners = self._images(pixels, index_B[count:], partners_B, partner_bits_B, epoch)
+            images, own_B = mix_images(images, partners, bits_B, mixup=self.mixup, cutmix=self.cutmix)
+        # 0 is the mean colour. Cutout: T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552.
+        if given.cutout:
+            cut = square_mask(bits_B, (sampling.CUT_TOP, sampling.CUT_LEFT), given.cutout, size_px)
+            images = images.masked_fill(cut, 0)
+        if given.erase:
+            images = images.masked_fill(erase_mask(bits_B, given.erase, size_px), 0)
+        return Batch(inputs=images, labels_B=labels_B[:count], others_B=others_B, own_B=own_B)
+
+    def test_batch(self, indices_B: Tensor) -> Batch:
+        """Return consecutive samples of the test set: the centre crops of their images."""
+        device, test, size_px = self.normalise.scale.device, self.data.test, self.data.shape.size_px
+        first = (test.images_NHWC.shape[1] - size_px) // 2
+        part, middle = slice(int(indices_B[0]), int(indices_B[-1]) + 1), slice(first, first + size_px)
+        images_BHWC = test.images_NHWC[part, middle, middle].to(device)
+        return Batch(inputs=self.normalise(images_BHWC), labels_B=test.labels_N[part].to(device))
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self.mixup is not None or self.cutmix is not None
+
+    def needed(self, indices_B: Tensor, *, epoch: int) -> Tensor:
+        """Return the indices of the samples that a batch needs: its own samples, then the samples to mix them with."""
+        if not self._is_mixed:
+            return indices_B
+        partners_B = sampling.rehash(self._random_bits(indices_B, epoch), sampling.PARTNER) % len(self.data.train)
+        return torch.cat([indices_B, partners_B])
+
+    def _random_bits(self, indices_B: Tensor, epoch: int) -> Tensor:
+        """Return `sampling.sample_hash`. It is computed once an epoch, because each batch would need 11 kernels."""
+        key = epoch, indices_B.device
+        if key not in self._bits:
+            for other in [other for other in self._bits if other[0] and other[1] == indices_B.device]:
+                del self._bits[other]
+            samples_N = torch.arange(len(self.data.train), device=indices_B.device)
+            self._bits[key] = sampling.sample_hash(samples_N, seed=self.seed, epoch=epoch)
+        return self._bits[key][indices_B]
+
+    def _images(self, pixels: Pixels, index_B: Tensor, samples_B: Tensor, bits_B: Tensor, epoch: int) -> Tensor:
+        flipped_B = sampling.is_mirrored(bits_B) if self.options.flip else None
+        if flipped_B is not None and self.options.alternate_flip:
+            flipped_B = sampling.is_mirrored(self._random_bits(samples_B, 0)) ^ (epoch & 1)
+        if self.options.augment and pixels.choices > 1:
+            top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
+        else:
+            top_B = left_B = torch.full_like(index_B, (pixels.choices - 1) // 2)
+        return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
+
+
+def choose_augmentation(options: Options, data: ImageDataset) -> AugmentationOptions:
+    """Return the augmentation of the training images, with the data set's defaults. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
     sizes = {"--test-shift": options.training.test_shift}
     if given.augment:
@@ -189,57 +256,62 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
             message = f"{flag} {given_px} is too large for images of {size_px}x{size_px} pixels"
             raise config_error(f"{message}: expected 0 to {size_px - 1}")
     if not given.augment:
-        return Augmentations(), 0
-    flip = data.augmentation.flip or given.alternate_flip if given.flip is None else given.flip
-    mixing = make_mixing(given.mixup, given.cutmix, device)
-    augmentations = Augmentations(
-        shift=True, flip=flip, alternate=given.alternate_flip, cutout_px=given.cutout, erase=given.erase, mixing=mixing
+        return AugmentationOptions(augment=False, reflect=given.reflect)
+    return replace(
+        given,
+        shift=data.shift_px if given.shift is None else given.shift,
+        flip=data.flip or given.alternate_flip if given.flip is None else given.flip,
     )
-    return augmentations, data.augmentation.shift_px if given.shift is None else given.shift
 
 
 def make_batch_builder(
     options: Options, data: ImageDataset, world: World, normalise: Normalisation, *, batch_size: int
 ) -> BatchBuilder:
     """Return the builder of batches. ``--input`` decides how samples reach the device. Raises TrainError."""
-    augmentations, shift_px = choose_augmentations(options, data, world.device)
-    images_NHWC = data.train.images_NHWC
-    crop = partial(lay_out, crop_px=data.shape.size_px, shift_px=shift_px, reflect=options.augmentation.reflect)
+    augmentation, images_NHWC = choose_augmentation(options, data), data.train.images_NHWC
+    shift_px = augmentation.shift or 0
+    crop = partial(lay_out, crop_px=data.shape.size_px, shift_px=shift_px, reflect=augmentation.reflect)
     needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]
     sharing = world.rank_info.local_world_size if world.device.type == "cpu" else 1
     available = MAX_FREE_MEMORY_USED * free_bytes(world.device) / sharing
-    fits = needed[0] + data.test.num_bytes <= available
-    build = partial(
-        BatchBuilder,
-        augmentations=augmentations,
-        normalise=normalise,
-        seed=options.training.seed,
-        num_samples=len(data.train),
-    )
+    available -= data.test.images_NHWC.numel()
+    fits = needed[0] <= available
     if options.data.input == "device" or (options.data.input == "auto" and fits):
-        mirrored = augmentations.flip and needed[1] + data.test.num_bytes <= available
+        mirrored = bool(augmentation.flip) and needed[1] <= available
         pixels = crop(images_NHWC, mirrored=mirrored, device=world.device)
         description = f"{format_bytes(pixels.squares_MHWC.numel())} of images on the device"
         labels_N = data.train.labels_N.to(world.device)
-        return build(feed=DeviceFeed(pixels=pixels, labels_N=labels_N, description=description))
-    workers = options.data.workers
-    reason = "" if fits else f" ({format_bytes(needed[0])} do not fit on the device)"
+        feed: DeviceFeed | LoaderFeed = DeviceFeed(pixels=pixels, labels_N=labels_N, description=description)
+    else:
+        workers = options.data.workers
+        reason = "" if fits else f" ({format_bytes(needed[0])} do not fit on the device)"
 
-    def plan(epoch: int, first: int) -> Iterable[Tensor]:
-        order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
-        at = int((order == first).nonzero()[0]) // batch_size
-        for batch in batches(order, batch_size, first=at):
-            shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
-            yield batch_builder.wanted(shard.indices_N, epoch=epoch)
+        def plan(epoch: int, first: int) -> Iterable[Tensor]:
+            order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
+            at = int((order == first).nonzero()[0]) // batch_size
+            for batch in batches(order, batch_size, first=at):
+                shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
+                yield batch_builder.needed(shard.indices_N, epoch=epoch)
 
-    feed = LoaderFeed(
-        data.train,
-        crop=partial(crop, mirrored=False),
-        plan=plan,
-        device=world.device,
-        workers=workers,
-        timeout_s=options.ranks.timeout_s,
-        description=f"images loaded by {workers} {'worker' if workers == 1 else 'workers'} per rank{reason}",
+        feed = LoaderFeed(
+            data.train,
+            crop=partial(crop, mirrored=False),
+            plan=plan,
+            device=world.device,
+            workers=workers,
+            timeout_s=options.ranks.timeout_s,
+            description=f"images loaded by {workers} {'worker' if workers == 1 else 'workers'} per rank{reason}",
+        )
+    mixup, cutmix = (
+        beta_table(alpha).to(world.device) if alpha else None for alpha in (augmentation.mixup, augmentation.cutmix)
     )
-    batch_builder = build(feed=feed)
+    batch_builder = BatchBuilder(
+        feed=feed,
+        options=augmentation,
+        mixup=mixup,
+        cutmix=cutmix,
+        normalise=normalise,
+        data=data,
+        seed=options.training.seed,
+    )
     return batch_builder

@@ -13,7 +13,7 @@ from torch import Tensor
 from ddptrain.config import DataOptions, Options
 from ddptrain.data.augment import Batch, Mark
 from ddptrain.data.sampling import sample_hash
-from ddptrain.errors import TrainError, config_error
+from ddptrain.errors import TrainError, config_error, os_errors
 from ddpwire.exits import Exit
 
 TEST_SHARE = 0.1  # the share of the text, at its end, that is the test set
@@ -84,11 +84,8 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
     """
     path, context = options.folder, options.context
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-    try:
+    with os_errors(Exit.NO_INPUT, f"--data-dir {path} cannot be read", hint="give a text file"):
         data = b"".join(file.read_bytes() for file in files)
-    except OSError as error:
-        message = f"--data-dir {path} cannot be read: {error.strerror}"
-        raise TrainError(Exit.NO_INPUT, message, hint="give a text file") from None
     if len(data) <= MIN_WINDOWS * context:
         message = f"--data-dir {path} contains {len(data):,} bytes of text, too few for --context {context}"
         raise TrainError(Exit.DATA, message, hint="give a longer text, or a smaller --context")

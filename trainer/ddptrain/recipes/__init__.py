@@ -20,17 +20,16 @@ RECIPES = {
 }
 
 
-class RecipeError(Exception):
-    """Raised if a recipe does not exist or is not valid. The message is one line."""
-
-
 def recipe_names() -> tuple[str, ...]:
     """Return the names of the recipes that come with ddptrain."""
     return tuple(sorted(file.name[:-5] for file in files(__name__).iterdir() if file.name.endswith(".yaml")))
 
 
 def read_recipe(name: str) -> list[str]:
-    """Return the options of a recipe (its name, or a YAML file) as a command line. Raises RecipeError."""
+    """Return the options of a recipe (its name, or a YAML file) as a command line.
+
+    Raises ValueError, whose message is one line, if the recipe does not exist or is not valid.
+    """
     import yaml
 
     if name in recipe_names():
@@ -39,16 +38,16 @@ def read_recipe(name: str) -> list[str]:
         try:
             text = Path(name).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{name} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+            raise ValueError(f"{name} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
     else:
-        raise RecipeError(f"{name!r} is not one of {', '.join(recipe_names())}, and not a .yaml file")
+        raise ValueError(f"{name!r} is not one of {', '.join(recipe_names())}, and not a .yaml file")
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RecipeError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
     allowed = {"about", "options", "expect"}
     if not isinstance(values, dict) or not isinstance(values.get("options"), dict) or values.keys() - allowed:
-        raise RecipeError(
+        raise ValueError(
             f"{name} is not a recipe: it must have the key 'options' (a mapping), and may have 'about' and 'expect'"
         )
     return [_argument(key, value) for key, value in values["options"].items()]

@@ -16,23 +16,13 @@ from ddpwire import kaggle
 from ddpwire.version import __version__
 
 METADATA = "kernel-metadata.json"  # the name that the client expects
-PREFIX = "ddpctl-"
+PREFIX = "ddpctl-"  # before the run's name, in the notebook's title and in Kaggle's URLs
 MAX_KB = 1000  # the limit for a notebook
 _WIDTH = 100
 _EXPORT = """\
 if run.code == 0:
     export = [sys.executable, '-m', 'ddptrain', 'export', '--best', str(run.checkpoint_dir), 'weights.pt']
     subprocess.run(export, check=True)"""
-
-
-def slug_of(run: str) -> str:
-    """Return the notebook's title, which is also its name in Kaggle's URLs."""
-    return PREFIX + run
-
-
-def notebook_file(run: str) -> str:
-    """Return the name of the notebook's file."""
-    return f"{run}.ipynb"
 
 
 def former_kernel(plan: Plan) -> str | None:
@@ -47,9 +37,9 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
     datasets = [*options.datasets, *([] if options.wheel in (INSIDE, NONE) else [options.wheel])]
     former = former_kernel(plan)
     values = {
-        "id": f"{owner}/{slug_of(plan.name)}",
-        "title": slug_of(plan.name),
-        "code_file": notebook_file(plan.name),
+        "id": f"{owner}/{PREFIX}{plan.name}",
+        "title": f"{PREFIX}{plan.name}",
+        "code_file": f"{plan.name}.ipynb",
         "language": "python",
         "kernel_type": "notebook",
         "is_private": True,
@@ -67,23 +57,18 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
 
 def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
     """Return two lines for a dry run: one about the notebook and one about its metadata."""
-    book, about = (json.loads(texts[name]) for name in (notebook_file(plan.name), METADATA))
-    sources = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
+    file, about = f"{plan.name}.ipynb", json.loads(texts[METADATA])
+    sources = [cell["source"] for cell in json.loads(texts[file])["cells"]]
+    wheel = ["ddpctl's wheel"] if any(source.startswith("WHEEL") for source in sources) else []
     files = [source.split("\n")[0].removeprefix("%%writefile ") for source in sources if source.startswith("%%write")]
-    within = [*(["ddpctl's wheel"] if any(source.startswith("WHEEL") for source in sources) else []), *files]
-    kinds = {"dataset": "data sets", "competition": "competitions", "kernel": "notebooks"}
-    inputs = [f"; {words}: {', '.join(about[f'{kind}_sources'])}" for kind, words in kinds.items()]
-    parts = [
-        about["id"],
-        "private",
-        about["machine_shape"] or "no GPU",
-        "internet" if about["enable_internet"] else "no internet",
-    ]
-    size, inside = len(texts[notebook_file(plan.name)]) / 1000, either(tuple(within), "and") if within else ""
+    contains = f"; contains {either((*wheel, *files), 'and')}" if wheel or files else ""
+    size = f"{len(texts[file]) / 1000:,.0f} kB (at most {MAX_KB:,} kB are allowed)"
+    kinds = {"data sets": "dataset_sources", "competitions": "competition_sources", "notebooks": "kernel_sources"}
+    inputs = "".join(f"; {name}: {', '.join(about[key])}" for name, key in kinds.items() if about[key])
+    internet = "internet" if about["enable_internet"] else "no internet"
     return (
-        f"  {notebook_file(plan.name)}: runs {title(plan.job)}{f'; contains {inside}' if inside else ''}; "
-        f"{size:,.0f} kB (at most {MAX_KB:,} kB are allowed)",
-        f"  {METADATA}: {', '.join(parts)}{''.join(text for text in inputs if not text.endswith(': '))}",
+        f"  {file}: runs {title(plan.job)}{contains}; {size}",
+        f"  {METADATA}: {about['id']}, private, {about['machine_shape'] or 'no GPU'}, {internet}{inputs}",
     )
 
 
@@ -95,29 +80,25 @@ def notebook(plan: Plan, files: Mapping[str, str] = MappingProxyType({}), wheel:
     """
     cells = [_text(_about(plan))]
     if wheel:
-        cells += [
-            _text("The wheel of ddpctl, for a session without a network."),
-            _code(f"WHEEL = (\n{_folded(wheel)}\n)"),
-        ]
+        folded = "\n".join(f"    '{wheel[start : start + _WIDTH]}'" for start in range(0, len(wheel), _WIDTH))
+        cells += [_text("The wheel of ddpctl, for a session without a network."), _code(f"WHEEL = (\n{folded}\n)")]
     cells.append(_code(_install(has_wheel=bool(wheel))))
     cells += [_code(f"%%writefile {name}\n{text.rstrip()}") for name, text in files.items()]
+    words = program(plan.job.command)
+    args = json.dumps(words[2:] if words[0] == "-m" else words[1:], ensure_ascii=False)
     cells += [
         _text("The parameters. A program such as papermill can insert a cell with other values after this one."),
-        _code(_parameters(plan.job), "parameters"),
+        _code(f"gpus = {plan.job.gpus}\nargs = {args}", "parameters"),
         _code(_launch(plan)),
     ]
-    if program(plan.job.command)[:2] == TRAINER:
+    if words[:2] == TRAINER:
         cells += [_text("Export only the weights, without the state of the training."), _code(_EXPORT)]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     language = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    whole = {
-        "cells": cells,
-        "metadata": {"kernelspec": kernel, "language_info": language},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+    about = {"kernelspec": kernel, "language_info": language}
+    whole = {"cells": cells, "metadata": about, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -150,16 +131,6 @@ from pathlib import Path
 if importlib.util.find_spec('ddpctl') is None:
 {inside if has_wheel else outside}
     subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *wanted], check=True)"""
-
-
-def _folded(text: str) -> str:
-    return "\n".join(f"    '{text[start : start + _WIDTH]}'" for start in range(0, len(text), _WIDTH))
-
-
-def _parameters(job: JobSpec) -> str:
-    words = program(job.command)
-    args = words[2:] if words[0] == "-m" else words[1:]
-    return f"gpus = {job.gpus}\nargs = {json.dumps(list(args), ensure_ascii=False)}"
 
 
 def _launch(plan: Plan) -> str:

@@ -73,10 +73,14 @@ class KaggleTarget(Target):
         return (yield from self._texts(plan, owner)), note
 
     def _texts(self, plan: Plan, owner: str) -> Verb[dict[str, str]]:
-        files = yield from self._read_files(plan)
-        wheel = (yield from _pack_wheel()) if self.options.wheel == INSIDE else ""
+        files, wheel = (yield from self._read_files(plan)), ""
+        if self.options.wheel == INSIDE:
+            argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
+            (packed,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
+            packed.check("cannot pack ddpctl's wheel")
+            wheel = packed.stdout.strip()
         return {
-            kaggle_notebook.notebook_file(plan.name): kaggle_notebook.notebook(plan, files, wheel),
+            f"{plan.name}.ipynb": kaggle_notebook.notebook(plan, files, wheel),
             kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
         }
 
@@ -99,7 +103,7 @@ class KaggleTarget(Target):
         written = yield tuple(write_file(f"{where}/{name}", text) for name, text in texts.items())
         for output in written:
             output.check(f"cannot write {where}")
-        kernel = f"{owner}/{kaggle_notebook.slug_of(plan.name)}"
+        kernel = f"{owner}/{kaggle_notebook.PREFIX}{plan.name}"
         (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
             if pushed.returncode == TIMED_OUT or pushed.returncode < 0 or LOST_REPLY.search(pushed.stderr):
@@ -121,7 +125,7 @@ class KaggleTarget(Target):
 
     def locate(self, run: Run) -> Verb[Lookup]:
         """Find the notebook by its name, because Kaggle does not keep the uid of a launch."""
-        kernel = f"{self.options.owner or (yield from self._user())}/{kaggle_notebook.slug_of(run.name)}"
+        kernel = f"{self.options.owner or (yield from self._user())}/{kaggle_notebook.PREFIX}{run.name}"
         url = f"https://www.kaggle.com/code/{kernel}"
         run = replace(run, handle={"kernel": kernel, "url": url, "logs": url})
         (answer,) = yield (_ask("status", run),)
@@ -157,18 +161,18 @@ class KaggleTarget(Target):
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
-        asked = tuple(run for run in runs if run.handle)
+        asked = [run for run in runs if run.handle]
         answers = yield tuple(_ask("status", run) for run in asked)
-        said = {run.name: answer for run, answer in zip(asked, answers, strict=True)}
-        found = {run.name: _read(run, said[run.name]) for run in asked}
-        ended = tuple(run for run in asked if found[run.name].state in ("succeeded", "failed"))
+        answer_of = {run.name: answer for run, answer in zip(asked, answers, strict=True)}
+        states = {run.name: _read(run, answer_of[run.name]) for run in asked}
+        ended = [run for run in asked if states[run.name].state in ("succeeded", "failed")]
         logs = (yield tuple(_ask("logs", run) for run in ended)) if ended else ()
         for run, log in zip(ended, logs, strict=True):
             if log.returncode == 0:
-                explained = _FAILURE.search(said[run.name].stdout) is not None
-                found[run.name] = with_log(found[run.name], log.stdout, explained=explained)
-        lost = "it was never pushed"
-        return tuple(found.get(run.name) or RunStatus(run=run.name, state="lost", message=lost, code=1) for run in runs)
+                explained = _FAILURE.search(answer_of[run.name].stdout) is not None
+                states[run.name] = with_log(states[run.name], log.stdout, explained=explained)
+        never = RunStatus(run="", state="lost", message="it was never pushed", code=1)
+        return tuple(states.get(run.name, replace(never, run=run.name)) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the session's log, or the lines of some nodes and ranks.
@@ -206,10 +210,10 @@ class KaggleTarget(Target):
         """
         tries = 0
         while True:
-            (found,) = yield from self.status((run,), now=0.0)
-            tries = tries + 1 if found.state == "unknown" else 0
-            if found.state not in while_in or tries > 5:
-                return found
+            (status,) = yield from self.status((run,), now=0.0)
+            tries = tries + 1 if status.state == "unknown" else 0
+            if status.state not in while_in or tries > 5:
+                return status
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:  # noqa: ARG002
@@ -238,17 +242,6 @@ class KaggleTarget(Target):
         if why := kaggle_error(done, f"fetch the output of {run.handle['kernel']}"):
             raise why
         return ()
-
-    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
-        """Raise ConfigError, because Kaggle cannot run a command in a session."""
-        raise ConfigError(f"run '{run.name}': ddpctl cannot run commands in a Kaggle session")
-
-
-def _pack_wheel() -> Verb[str]:
-    argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
-    (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
-    wheel.check("cannot pack ddpctl's wheel")
-    return wheel.stdout.strip()
 
 
 def _folder(plan: Plan) -> str:
@@ -311,18 +304,14 @@ def read_status(run: str, text: str) -> RunStatus:
     word = match[1].replace("_", "").lower() if match else ""
     state, message, code = _STATES.get(word, ("unknown", f"Kaggle says: {text.strip()[:120]}", None))
     if failure := _FAILURE.search(text):
-        message = _explained(failure[1].strip())
+        reason = " ".join(failure[1].split())
+        known = (sentence for pattern, sentence in _FAILURES.items() if re.search(pattern, reason, re.IGNORECASE))
+        message = next((f"{sentence} (Kaggle: {reason})" for sentence in known), f"Kaggle: {reason}")
     return RunStatus(run=run, state=state, message=message, code=code)
 
 
-def _explained(failure: str) -> str:
-    words = " ".join(failure.split())
-    known = (sentence for pattern, sentence in _FAILURES.items() if re.search(pattern, words, re.IGNORECASE))
-    return next((f"{sentence} (Kaggle: {words})" for sentence in known), f"Kaggle: {words}")
-
-
-def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """Complete ``found``, the status of an ended session, with the outcome or the error from the session's log.
+def with_log(status: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
+    """Complete ``status``, that of an ended session, with the outcome or the error from the session's log.
 
     ``explained``: whether Kaggle has given a reason for the end. This reason takes precedence over an error in the log.
     """
@@ -330,10 +319,10 @@ def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatu
     if outcomes := _OUTCOME.findall(text):
         outcome = json.loads(outcomes[-1])
         state: State = "succeeded" if outcome["code"] == 0 else "stopped" if outcome["cause"] == "stopped" else "failed"
-        return RunStatus(run=found.run, state=state, message=outcome["message"], code=int(outcome["code"]))
-    if found.state == "failed" and not explained and (raised := _RAISED.findall(text)):
-        return replace(found, message=f"the notebook failed: {raised[-1]}")
-    return found
+        return RunStatus(run=status.run, state=state, message=outcome["message"], code=int(outcome["code"]))
+    if status.state == "failed" and not explained and (raised := _RAISED.findall(text)):
+        return replace(status, message=f"the notebook failed: {raised[-1]}")
+    return status
 
 
 def plain(log: str) -> str:

@@ -19,7 +19,6 @@ from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_scr
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import Kubectl, check, kubectl_of, workload_of
-from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import KubernetesOptions, holds
 from ddpctl.targets.kubernetes.pod import dump, reader
 from ddpwire import log_record, names
@@ -40,12 +39,15 @@ def probe_pods(
     They come from the node's pod. If the pod has ended, they come from the pod's log, and from the files that were
     saved on this machine.
     """
-    nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
+    nodes, container = range(run.job.max_nodes), workload_of(run.handle).container
+    name_of = {node: pod["metadata"]["name"] for node, pod in pods.items()}
     running = [node for node in nodes if node in pods and _runs(pods[node])]
     ended = [node for node in nodes if node in pods and node not in running]
+    scripts = {node: probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',)) for node in running}
+    log = ("--container", container, f"--tail={LOG_LINES}")
     asked = (
-        *(_probe_pod(probe, kubectl, workload, node, pods[node]) for node in running),
-        *(_log(kubectl, workload, pods[node]) for node in ended),
+        *(replace(_shell(kubectl, name_of[node], container), stdin=scripts[node]) for node in running),
+        *(kubectl.run("logs", name_of[node], *log) for node in ended),
     )
     outputs = yield tuple(replace(command, timeout_s=timeout_s) for command in asked)
     seen = {}
@@ -57,48 +59,31 @@ def probe_pods(
             seen[node] = ProbeResult(node=node, files=files, failure="" if len(files) > 1 else "its pod has ended")
         else:
             seen[node] = ProbeResult(node=node, failure=output.last_line("its pod has ended"))
-        seen[node] = replace(seen[node], placed=_scheduled(pods[node]))
-    if away := [node for node in nodes if node not in running]:
-        seen |= {one.node: one for one in (yield from _probe_kept(run, probe, away, seen))}
+        seen[node] = replace(seen[node], placed=scheduled(pods[node]))
+    if away := [node for node in nodes if node not in running]:  # the files that were saved on this machine
+        folders = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in away]
+        wanted = (*(name for name in probe.files if name in log_record.FILES), PLACED)
+        text = probe_script(replace(probe, metrics=False, placed=False, files=wanted), folders)
+        (output,) = yield (Command(argv=("/bin/sh",), stdin=text, timeout_s=TIMEOUT_S, probe=True),)
+        for result in read_probe(output, away):
+            pod = seen.get(result.node, ProbeResult(node=result.node, failure="it has no pod"))
+            saved = {**result.files}
+            placed = tuple(map(float, saved.pop(PLACED, "").split())) or pod.placed
+            failure = "" if saved else pod.failure
+            seen[result.node] = replace(pod, files={**saved, **pod.files}, placed=placed, failure=failure)
     return tuple(seen[node] for node in nodes)
-
-
-def _probe_kept(
-    run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
-) -> Verb[tuple[ProbeResult, ...]]:
-    """Return the saved files of nodes without a running pod. Files from the pods' logs (``seen``) take precedence."""
-    words = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in nodes]
-    files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
-    text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)
-    (output,) = yield (Command(argv=("/bin/sh",), stdin=text, timeout_s=TIMEOUT_S, probe=True),)
-    found = []
-    for one in read_probe(output, nodes):
-        pod = seen.get(one.node, ProbeResult(node=one.node, failure="it has no pod"))
-        kept = {name: text for name, text in one.files.items() if name != PLACED}
-        placed = tuple(float(line) for line in one.files.get(PLACED, "").split()) or pod.placed
-        failure = "" if kept else pod.failure
-        found.append(replace(pod, files={**kept, **pod.files}, placed=placed, failure=failure))
-    return tuple(found)
-
-
-def _probe_pod(probe: Probe, kubectl: Kubectl, workload: Workload, node: int, pod: Mapping[str, Any]) -> Command:
-    text = probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',))
-    return replace(_shell(kubectl, pod["metadata"]["name"], workload.container), stdin=text)
 
 
 def _shell(kubectl: Kubectl, pod: str, container: str) -> Command:
     return Command(argv=(*kubectl.argv, "exec", "--stdin", pod, "--container", container, "--", "sh"))
 
 
-def _log(kubectl: Kubectl, workload: Workload, pod: Mapping[str, Any]) -> Command:
-    return kubectl.run("logs", pod["metadata"]["name"], "--container", workload.container, f"--tail={LOG_LINES}")
-
-
 def _runs(pod: Mapping[str, Any]) -> bool:
     return bool(pod["status"].get("phase") == "Running")
 
 
-def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
+def scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the time at which a pod got a machine, or an empty tuple if it has none."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "True":
             return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
@@ -109,8 +94,11 @@ def save_nodes(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[dict[int, str]]:
     """Save the logs, and the files for ``timeline`` and ``report``, in the run's local folder. See ``save_logs``."""
     if pods:
         seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods, timeout_s=STOP_S)
-        nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
-        yield (_save(run, nodes, {one.node: one.placed for one in seen}),)
+        nodes = {
+            result.node: {name: text for name, text in result.files.items() if name in log_record.FILES}
+            for result in seen
+        }
+        yield (_save(run, nodes, {result.node: result.placed for result in seen}),)
     return (yield from save_logs(run, pods))
 
 
@@ -168,24 +156,21 @@ def _save(run: Run, nodes: Mapping[int, Mapping[str, str]], placed: Mapping[int,
     return Command(argv=argv, stdin=json.dumps({"nodes": nodes, "placed": placed}))
 
 
-def keep_placed(folder: Path, pods: Pods) -> None:
+def keep_placed(folder: Path, placed: Mapping[int, tuple[float, ...]]) -> None:
     """Save the time at which each node was first scheduled. Raises OSError."""
-    for node, pod in pods.items():
-        _keep_placed(folder / node_name(node), _scheduled(pod))
-
-
-def _keep_placed(node_dir: Path, placed: tuple[float, ...]) -> None:
-    if placed and not (node_dir / PLACED).exists():
-        log_record.keep(node_dir, {PLACED: f"{placed[0]}\n"})
+    for node, times in placed.items():
+        node_dir = folder / node_name(node)
+        if times and not (node_dir / PLACED).exists():
+            log_record.keep(node_dir, {PLACED: f"{times[0]}\n"})
 
 
 def main() -> int:
     """Read files as JSON from stdin, and save them. Return the exit code."""
     asked, folder = json.load(sys.stdin), Path(sys.argv[1])
-    for node, files in asked["nodes"].items():
-        if files:
-            log_record.keep(folder / node_name(int(node)), files)
-            _keep_placed(folder / node_name(int(node)), tuple(asked["placed"].get(node, ())))
+    saved = {int(node): files for node, files in asked["nodes"].items() if files}
+    for node, files in saved.items():
+        log_record.keep(folder / node_name(node), files)
+    keep_placed(folder, {node: tuple(asked["placed"].get(str(node), ())) for node in saved})
     return 0
 
 
@@ -197,7 +182,11 @@ def pull_files(
     If no pod runs, the files are read from the run's PersistentVolumeClaim, in a pod that is created for this purpose.
     Raises NoInputError if there is neither a pod nor a claim.
     """
-    container = workload_of(run.handle).container
+    folders = {"": f'"${names.RUN_DIR}"', CHECKPOINTS: f'"${names.CHECKPOINT_DIR}"'}
+
+    def place(pod: str, container: str) -> Place:
+        return Place(name=pod, shell=_shell(kubectl, pod, container), folders=folders)
+
     running = {pod["metadata"]["name"]: node for node, pod in pods.items() if _runs(pod)}
     mount = holds(run.job, run.checkpoint_dir)
     claim = mount.source if mount and mount.kind == "pvc" else None
@@ -206,7 +195,7 @@ def pull_files(
             f"the files of run '{run.name}' were deleted with its pods: to keep them, set mounts [pvc=CLAIM:/runs]"
         )
     if running:
-        places = [_place(kubectl, name, container) for name in running]
+        places = [place(name, workload_of(run.handle).container) for name in running]
         missing = yield from pull_places(run.name, places, into, best=best)
         away = [node for node in range(run.job.max_nodes) if node not in running.values() and claim is None]
         return (*missing, *(f"node {node}: its pod does not run" for node in away))
@@ -222,17 +211,12 @@ def pull_files(
             raise UnavailableError(
                 f"the pod {name}, which reads the claim {claim}, does not start: kubectl describe pod"
             )
-        missing = yield from pull_places(run.name, [_place(kubectl, name, "reader")], into, best=best)
+        missing = yield from pull_places(run.name, [place(name, "reader")], into, best=best)
     except Exception:
         yield (delete,)
         raise
     yield (delete,)
     return missing
-
-
-def _place(kubectl: Kubectl, pod: str, container: str) -> Place:
-    folders = {"": f'"${names.RUN_DIR}"', CHECKPOINTS: f'"${names.CHECKPOINT_DIR}"'}
-    return Place(name=pod, shell=_shell(kubectl, pod, container), folders=folders)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,6 @@ class Kubectl:
         """Return a command that queries or changes the cluster."""
         return Command(argv=(*self.argv, REQUEST_TIMEOUT, *arguments), timeout_s=timeout_s, **rest)
 
-    def view(self) -> Command:
-        """Return the command that prints the context's configuration. The command does not contact the cluster."""
-        context = ("--context", self.context) if self.context else ()
-        return Command(argv=("kubectl", *context, "config", "view", "--minify", "-o", "json"), probe=True)
-
     def raw(self, path: str) -> Command:
         """Return the command that checks whether the cluster serves the API at ``path``."""
         return self.run("get", "--raw", path, probe=True)
@@ -60,24 +55,13 @@ class Kubectl:
         """Return the command that prints the warning events of an object."""
         return self.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}")
 
-    def chosen(self, output: Output) -> "Kubectl":
-        """Return a copy whose context and namespace are those in the output of ``view``."""
-        try:
-            config = json.loads(output.stdout) if output.returncode == 0 else {}
-            context = config["contexts"][0]
-        except (ValueError, KeyError, IndexError, TypeError):
-            return self  # inside a pod there is no configuration
-        namespace = self.namespace or context["context"].get("namespace", "default")
-        return Kubectl(context=self.context or config.get("current-context") or context["name"], namespace=namespace)
-
 
 def items(output: Output) -> list[dict[str, Any]]:
     """Return the objects in the output of ``get``. The output may be a list of objects, one object or empty."""
     if not output.stdout.strip():
         return []
-    answer = json.loads(output.stdout)
-    found: list[dict[str, Any]] = answer.get("items", []) if answer["kind"].endswith("List") else [answer]
-    return found
+    answer: dict[str, Any] = json.loads(output.stdout)
+    return list(answer.get("items", [])) if answer["kind"].endswith("List") else [answer]
 
 
 # Explanations of errors. The patterns match the messages of kubectl 1.32 and Kubernetes 1.32
@@ -163,7 +147,8 @@ def check(*outputs: Output) -> None:
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
     """Return kubectl with an explicit context and namespace. Raises ConfigError, UnavailableError."""
     asked = Kubectl(context=options.context, namespace=options.namespace)
-    (view,) = yield (asked.view(),)
+    configuration = ("config", "view", "--minify", "-o", "json")
+    (view,) = yield (Command(argv=(*Kubectl(context=options.context).argv, *configuration), probe=True),)
     if view.returncode == NOT_FOUND or (view.returncode and options.context):
         error = error_of(view)
         if isinstance(error, ConfigError):  # the context does not exist
@@ -171,7 +156,13 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
             known = ", ".join(listed.stdout.split()) if listed.returncode == 0 else ""
             raise ConfigError(f"context: kubectl has no context {quote(options.context)}; known: {known or 'none'}")
         raise error
-    return asked.chosen(view)
+    try:
+        config = json.loads(view.stdout) if view.returncode == 0 else {}
+        context = config["contexts"][0]
+    except (ValueError, KeyError, IndexError, TypeError):
+        return asked  # inside a pod there is no configuration
+    namespace = options.namespace or context["context"].get("namespace", "default")
+    return Kubectl(context=options.context or config.get("current-context") or context["name"], namespace=namespace)
 
 
 def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[Workload, str, str]]:
@@ -187,20 +178,23 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
             raise ConfigError(
                 f"the cluster does not serve {workload.kind}: no operator for it is installed; use --kind job"
             )
-        unknown = f"it is not known whether the cluster serves {workload.kind}"
-        return (
-            workload,
-            "chosen with 'workload' or --kind",
-            f"{unknown}, because {error_of(answer)}" if answer.returncode else "",
-        )
+        unknown = f"it is not known whether the cluster serves {workload.kind}, because {error_of(answer)}"
+        return workload, "chosen with 'workload' or --kind", unknown if answer.returncode else ""
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
     answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
-    served = {workload.word: _serves(workload, answer) for workload, answer in zip(asked, answers, strict=True)}
-    if served["pytorchjob"]:
+    present = [(workload, answer) for workload, answer in zip(asked, answers, strict=True) if not is_absent(answer)]
+    check(*(answer for _, answer in present))
+    served = {
+        workload.word
+        for workload, answer in present
+        for resource in json.loads(answer.stdout).get("resources", ())
+        if resource["name"] == workload.resource.partition(".")[0]
+    }
+    if "pytorchjob" in served:
         return WORKLOADS["pytorchjob"], "the cluster has Kubeflow's training-operator", ""
     if options.master:
         raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: set master: false")
-    if not served["trainjob"]:
+    if "trainjob" not in served:
         return WORKLOADS["job"], "the cluster has no Kubeflow operator", ""
     (schema,) = yield (kubectl.raw(_SCHEMA),)
     if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
@@ -218,24 +212,10 @@ def workload_of(handle: Mapping[str, Any]) -> Workload:
     return WORKLOADS[handle["workload"]]
 
 
-def _serves(workload: Workload, answer: Output) -> bool:
-    """Return whether the cluster serves the workload. ``answer`` lists the resources of the workload's API group."""
-    if is_absent(answer):
-        return False
-    check(answer)
-    plural = workload.resource.partition(".")[0]
-    return any(one["name"] == plural for one in json.loads(answer.stdout).get("resources", ()))
-
-
 def is_absent(answer: Output) -> bool:
     """Return whether a command failed because the cluster has no such object or API."""
     absent = "NotFound|could not find the requested resource|the server doesn't have a resource type"
     return answer.returncode != 0 and re.search(absent, answer.stderr) is not None
-
-
-def misses_runtime(answer: Output) -> bool:
-    """Return whether a command failed because Kubeflow Trainer's webhook does not see the TrainingRuntime yet."""
-    return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr
 
 
 def keeps_secrets(answer: Output) -> bool:

@@ -23,7 +23,7 @@ from ddpctl.command import NOT_FOUND, Command, Output, once
 from ddpctl.errors import UnavailableError
 from ddpctl.execution.executor import Executor, end_with_parent
 from ddpctl.runs.run_store import Run, read
-from ddpctl.targets.kubernetes.files import keep_placed
+from ddpctl.targets.kubernetes.files import keep_placed, scheduled
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items, kubectl_of, workload_of
 from ddpctl.targets.kubernetes.pod import is_ours, selector_of
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
@@ -62,14 +62,6 @@ class Position:
         return f"{self.time[:19].decode()}Z"
 
 
-def _split_time(line: bytes) -> tuple[bytes, bytes]:
-    """Return a line's time, as ``Position`` has it, and the rest of the line. Lines of kubectl itself have no time."""
-    match = _TIME.match(line)
-    if not match:
-        return b"", line
-    return match[1] + b"." + (match[2] or b"").ljust(9, b"0"), line[match.end() :]
-
-
 @dataclass
 class Follower:
     """Copies the logs of containers to stdout, with one thread per container. Each line is written as a whole."""
@@ -92,16 +84,16 @@ class Follower:
             if self.task.only_nodes and node not in self.task.only_nodes:
                 continue
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-            found = next((s for s in pod["status"].get("containerStatuses", ()) if s["name"] == container), None)
-            if not found:
-                continue
-            restarts = found["restartCount"]
-            if restarts and self._first(uid, restarts - 1):
-                self._start(name, (uid, restarts - 1), "--previous")
-            if found["state"].keys() & {"running", "terminated"} and self._first(uid, restarts):
-                self._start(name, (uid, restarts), "--follow")
-            elif "running" in found["state"] and (uid, restarts) in self._ended:  # the connection was lost
-                self._start(name, (uid, restarts), "--follow", after=self._ended.pop((uid, restarts)))
+            for status in pod["status"].get("containerStatuses", ()):
+                if status["name"] != container:
+                    continue
+                restarts, key = status["restartCount"], (uid, status["restartCount"])
+                if restarts and self._first(uid, restarts - 1):
+                    self._start(name, (uid, restarts - 1), "--previous")
+                if status["state"].keys() & {"running", "terminated"} and self._first(*key):
+                    self._start(name, key, "--follow")
+                elif "running" in status["state"] and key in self._ended:  # the connection was lost
+                    self._start(name, key, "--follow", after=self._ended.pop(key))
 
     def finish(self, timeout_s: float) -> None:
         """Wait until all lines are printed, but at most ``timeout_s`` seconds."""
@@ -126,20 +118,21 @@ class Follower:
         since = ("--since-time", after.since) if after else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail, *since, "--timestamps")
         end, null, record = end_with_parent(), subprocess.DEVNULL, ""
-        position, left = after, after.count if after else 0
+        position, rest = after, after.count if after else 0
         with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
-                time_of_line, text = _split_time(line)
-                if after and left and time_of_line and time_of_line <= after.time:
-                    left -= time_of_line == after.time
-                    continue  # printed before the connection was lost
-                if time_of_line:
-                    count = position.count if position and position.time == time_of_line else 0
-                    position, left = Position(time=time_of_line, count=count + 1), 0
-                if match := log_record.LINE.match(text.decode(errors="replace")):
-                    record += match[0] + "\n"
-                    if match[2] == match[3]:
-                        self._keep(int(match[1]), record)
+                text = line
+                if match := _TIME.match(line):  # not a line of kubectl itself
+                    text, written = line[match.end() :], match[1] + b"." + (match[2] or b"").ljust(9, b"0")
+                    if after and rest and written <= after.time:
+                        rest -= written == after.time
+                        continue  # printed before the connection was lost
+                    count = position.count if position and position.time == written else 0
+                    position, rest = Position(time=written, count=count + 1), 0
+                if part := log_record.LINE.match(text.decode(errors="replace")):
+                    record += part[0] + "\n"
+                    if part[2] == part[3]:
+                        self._keep(int(part[1]), record)
                         record = ""
                     continue
                 shown = line if self.task.timestamps else text
@@ -168,27 +161,27 @@ def main() -> int:
     workload, kubectl, selector = workload_of(run.handle), kubectl_of(run.handle), selector_of(run.name, run.uid)
     follower = Follower(task=task, run=run, kubectl=kubectl)
     replaced: set[str] = set()  # uids of pods
-    said_last, answered, parent = "", time.monotonic(), os.getppid()
+    printed, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # in case the system does not end this program together with its ddpctl
-        found = _ask(kubectl.get(f"{workload.resource}/{run.name}"))
-        pods_found = found if found.returncode else _ask(kubectl.get("pods", "--selector", selector))
-        if pods_found.returncode:
-            error = str(error_of(pods_found))
+        job_answer = _ask(kubectl.get(f"{workload.resource}/{run.name}"))
+        answer = job_answer if job_answer.returncode else _ask(kubectl.get("pods", "--selector", selector))
+        if answer.returncode:
+            error = str(error_of(answer))
             if time.monotonic() - answered > task.unreachable_s:
                 print(f"ddpctl: {error}; gave up after {task.unreachable_s:g} s", file=sys.stderr)
                 return Exit.UNAVAILABLE
-            if error != said_last:
-                said_last = error
+            if error != printed:
+                printed = error
                 line = f"[{run.name}] {error}; trying again for up to {task.unreachable_s:g} s"
                 print(line, file=sys.stderr, flush=True)
             time.sleep(task.poll_s)
             continue
         answered = time.monotonic()
-        job, pods = next((one for one in items(found) if is_ours(one, run.uid)), None), items(pods_found)
+        job, pods = next((item for item in items(job_answer) if is_ours(item, run.uid)), None), items(answer)
         newest = newest_pods(workload, pods, master=bool(run.options.get("master")))
         follower.follow_started(newest)
         with suppress(OSError):
-            keep_placed(Path(task.folder), newest)
+            keep_placed(Path(task.folder), {node: scheduled(pod) for node, pod in newest.items()})
         if task.replace_lost:
             replaced |= _replace_lost(kubectl, [pod for pod in pods if pod["metadata"]["uid"] not in replaced])
         if has_ended(job) and not (job is None and time.time() - run.created < YOUNG_S):
@@ -197,8 +190,8 @@ def main() -> int:
         asked = unexplained(workload, job, pods, run.job.max_nodes)
         events = [event for name in asked for event in items(_ask(kubectl.events_of(name)))]
         state = fold(run, workload, job, pods, events, now=time.time())
-        if state.message != said_last:
-            said_last = state.message
+        if state.message != printed:
+            printed = state.message
             print(f"[{run.name}] {state.state}: {state.message}", file=sys.stderr, flush=True)
         time.sleep(task.poll_s)
     return Exit.KILLED

@@ -86,83 +86,76 @@ class Workload:
     cascade: str = "foreground"  # for kubectl delete; foreground: the job exists until its pods have ended
 
 
-def suspension(workload: Workload, *, again: bool) -> Object:
-    """Return the merge patch that suspends a job, or resumes it if ``again``."""
-    spec = {"suspend": not again}
-    note = {"annotations": {SUSPENDED: None if again else "true"}}
-    return {"metadata": note, "spec": {workload.policy: spec} if workload.policy else spec}
+def _patched(draft: Draft, api: str, kind: str, spec: Object) -> Object:
+    """Return the manifest of a job or its runtime, with the user's patch for this kind. The job also has its queue."""
+    queue = {KUEUE: draft.options.queue} if draft.options.queue and kind != "TrainingRuntime" else {}
+    metadata = {**draft.metadata, "labels": {**draft.labels, **queue}}
+    return extend(manifest(api, kind, metadata, spec=spec), draft.options.manifests)
 
 
-def metadata_of(draft: Draft) -> Object:
-    """Return the metadata of the job itself, which includes its queue."""
-    queue = {KUEUE: draft.options.queue} if draft.options.queue else {}
-    return {**draft.metadata, "labels": {**draft.labels, **queue}}
+def _time_to_live(draft: Draft) -> Object:
+    keep = draft.options.keep
+    return {"ttlSecondsAfterFinished": time_s(keep)} if keep else {}
 
 
-def backoff_limit(draft: Draft) -> int:
+def _backoff_limit(draft: Draft) -> int:
     """Return how many restarts are allowed for all pods together."""
     return 0 if draft.options.restart == "Never" else draft.plan.job.max_nodes * draft.options.failures
 
 
-def _pytorch_pod(draft: Draft) -> Object:
+def _size(draft: Draft) -> list[Object]:
+    """Return the variables with the numbers of nodes and ranks. A range of nodes is an argument instead (pod.py)."""
     job = draft.plan.job
+    nodes = {names.NNODES: str(job.max_nodes)} if job.min_nodes == job.max_nodes else {}
+    return variables({**nodes, names.NPROC_PER_NODE: str(job.local_world_size)})
+
+
+def _address(draft: Draft, host: str) -> list[Object]:
+    return variables({names.NODE_MASTER_ADDR: host, names.NODE_MASTER_PORT: str(draft.port)})
+
+
+def _pytorch_pod(draft: Draft) -> Object:
     place: list[Object] = []
     if not draft.options.master:  # with a Master, the operator sets all these variables
-        rank = {"fieldRef": {"fieldPath": f"metadata.labels['{_REPLICA}']"}}
-        place = [
-            *variables({names.NNODES: str(job.max_nodes), names.NPROC_PER_NODE: str(job.local_world_size)}),
-            {"name": names.NODE_RANK, "valueFrom": rank},
-            *variables({names.NODE_MASTER_ADDR: f"{draft.name}-worker-0", names.NODE_MASTER_PORT: str(draft.port)}),
-        ]
+        rank = {"name": names.NODE_RANK, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_REPLICA}']"}}}
+        place = [*_size(draft), rank, *_address(draft, f"{draft.plan.name}-worker-0")]
     return template(draft, container="pytorch", port=("pytorchjob-port", draft.port), place=place, restart=None)
 
 
 def _pytorch_job(draft: Draft) -> Object:
     options, job = draft.options, draft.plan.job
     restart = "ExitCode" if options.restart == "auto" else options.restart
-    pod = _pytorch_pod(draft)
-
-    def replicas(number: int) -> Object:
-        return {"replicas": number, "restartPolicy": restart, "template": pod}
-
-    workers = job.max_nodes - options.master
+    replica = {"restartPolicy": restart, "template": _pytorch_pod(draft)}
+    numbers = {"Master": int(options.master), "Worker": job.max_nodes - options.master}
     gang = drop_empty({"minAvailable": job.min_nodes, "queue": options.queue})
     policy = {
         "cleanPodPolicy": options.clean_pods,
-        "backoffLimit": backoff_limit(draft),
-        **({"ttlSecondsAfterFinished": time_s(options.keep)} if options.keep else {}),
+        "backoffLimit": _backoff_limit(draft),
+        **_time_to_live(draft),
         **({"schedulingPolicy": gang} if options.gang else {}),
     }
-    roles = {"Master": replicas(1)} if options.master else {}
     spec = {
         "nprocPerNode": str(job.local_world_size),
         "runPolicy": policy,
-        "pytorchReplicaSpecs": {**roles, **({"Worker": replicas(workers)} if workers else {})},
+        "pytorchReplicaSpecs": {role: {"replicas": number, **replica} for role, number in numbers.items() if number},
     }
-    return extend(manifest("kubeflow.org/v1", "PyTorchJob", metadata_of(draft), spec=spec), draft.options.manifests)
+    return _patched(draft, "kubeflow.org/v1", "PyTorchJob", spec)
 
 
 def _job_pod(draft: Draft) -> Object:
-    job = draft.plan.job
-    place = {
-        names.NNODES: str(job.max_nodes),
-        names.NPROC_PER_NODE: str(job.local_world_size),
-        names.NODE_MASTER_ADDR: f"{draft.name}-0.{draft.name}",
-        names.NODE_MASTER_PORT: str(draft.port),
-    }
-    port = ("rendezvous", draft.port)
-    pod = template(draft, container="main", port=port, place=variables(place), restart=_job_restart(draft))
-    pod["spec"]["subdomain"] = draft.name
+    place = [*_size(draft), *_address(draft, f"{draft.plan.name}-0.{draft.plan.name}")]
+    pod = _pod_of_job(draft, "main", draft.port, place)
+    pod["spec"]["subdomain"] = draft.plan.name
     return pod
 
 
 def _train_pod(draft: Draft) -> Object:
-    port = ("rendezvous", TRAINJOB_PORT)
-    return template(draft, container="node", port=port, place=[], restart=_job_restart(draft))  # operator sets place
+    return _pod_of_job(draft, "node", TRAINJOB_PORT, place=[])  # the operator sets these variables
 
 
-def _job_restart(draft: Draft) -> str:
-    return "OnFailure" if draft.options.restart == "OnFailure" else "Never"
+def _pod_of_job(draft: Draft, container: str, port: int, place: list[Object]) -> Object:
+    restart = "OnFailure" if draft.options.restart == "OnFailure" else "Never"
+    return template(draft, container=container, port=("rendezvous", port), place=place, restart=restart)
 
 
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
@@ -182,7 +175,7 @@ def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
     judged = draft.options.restart in ("auto", "ExitCode")
     per_node = {"backoffLimitPerIndex": draft.options.failures if judged else 0, "maxFailedIndexes": 0}
     return {
-        "backoffLimit": backoff_limit(draft),
+        "backoffLimit": _backoff_limit(draft),
         **(per_node if draft.options.restart != "OnFailure" else {}),
         **({"podFailurePolicy": {"rules": rules}} if judged else {}),
         "template": pod,
@@ -190,34 +183,26 @@ def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
 
 
 def _indexed_job(draft: Draft) -> Object:
-    nodes, keep = draft.plan.job.max_nodes, draft.options.keep
-    spec = {
-        "completionMode": "Indexed",
-        "completions": nodes,
-        "parallelism": nodes,
-        **({"ttlSecondsAfterFinished": time_s(keep)} if keep else {}),
-        **_job_spec(draft, "main", _job_pod(draft)),
-    }
-    return extend(manifest("batch/v1", "Job", metadata_of(draft), spec=spec), draft.options.manifests)
+    nodes = draft.plan.job.max_nodes
+    counts = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
+    spec = {**counts, **_time_to_live(draft), **_job_spec(draft, "main", _job_pod(draft))}
+    return _patched(draft, "batch/v1", "Job", spec)
 
 
 def _train_job(draft: Draft) -> Object:
     job = draft.plan.job
     spec = {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.name},
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.plan.name},
         "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.local_world_size},
     }
-    return extend(
-        manifest("trainer.kubeflow.org/v1alpha1", "TrainJob", metadata_of(draft), spec=spec), draft.options.manifests
-    )
+    return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
 
 
 def _training_runtime(draft: Draft) -> Object:
-    keep = draft.options.keep
     step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     job = {"metadata": {"labels": step}, "spec": _job_spec(draft, "node", _train_pod(draft))}
     jobs = {
-        **({"ttlSecondsAfterFinished": time_s(keep)} if keep else {}),
+        **_time_to_live(draft),
         "network": {"publishNotReadyAddresses": True},
         "replicatedJobs": [{"name": "node", "template": job}],
     }
@@ -226,9 +211,7 @@ def _training_runtime(draft: Draft) -> Object:
         **({"podGroupPolicy": {"coscheduling": {}}} if draft.options.gang else {}),
         "template": {"spec": jobs},
     }
-    return extend(
-        manifest("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", draft.metadata, spec=spec), draft.options.manifests
-    )
+    return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainingRuntime", spec)
 
 
 def _replica(metadata: Mapping[str, Any], master: bool) -> int:
@@ -238,8 +221,7 @@ def _replica(metadata: Mapping[str, Any], master: bool) -> int:
 
 def _index(metadata: Mapping[str, Any], _: bool) -> int:
     # The label exists since Kubernetes 1.28, the annotation in all versions.
-    found = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
-    return int(found.get(_INDEX, 0))
+    return int({**metadata.get("annotations", {}), **metadata.get("labels", {})}.get(_INDEX, 0))
 
 
 WORKLOADS: Mapping[str, Workload] = {

@@ -1,15 +1,16 @@
 """The options of a target of kind kubernetes, and a job's mounts on Kubernetes."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from ddpctl.job.spec import MAX_PORT, JobSpec, check_size, check_time, size_bytes
+from ddpctl.job.spec import JobSpec, check_size, check_time, size_bytes
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
 from ddpctl.targets.kubernetes.pod_patch import KINDS
+from ddpwire.machine import MAX_PORT
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -21,7 +22,14 @@ NAMESPACE = matching(
 )
 _KEY = rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_LABEL_NAME}"  # of a label, or the name of a resource
 KEY = matching(_KEY, "NAME or DOMAIN/NAME, as nvidia.com/gpu")
-_TOLERATION = re.compile(r"([^=:]+)(?:=([^=:]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
+CONTEXT = matching(r"(?!-)[^\x00-\x1f\x7f-\x9f]+", "one line of text that does not begin with '-'")
+TOLERATIONS = matching(
+    rf"{_KEY}(=({_LABEL_NAME})?)?(:(PreferNoSchedule|NoSchedule|NoExecute))?",
+    "'{}' is not KEY, KEY=VALUE or KEY=VALUE:NoSchedule|PreferNoSchedule|NoExecute",
+)
+GLOBS = matching(
+    r"(?![-/]|\.\.)[^\0\n]+", "{!r} is not a pattern of files inside the project, such as '*.py' or 'conf/*.yaml'"
+)
 DEFAULT_PROJECT = ("*.py",)
 RUNS = "/runs"  # contains the run's folder
 WORKSPACE = "/workspace"
@@ -34,18 +42,6 @@ OURS = ("/dev/shm", "/tmp", SECRET_DIR)  # noqa: S108 -- paths in the container
 _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run", "ddpctl.uid")
 
 
-def is_object_name(name: str) -> bool:
-    """Return whether this is a valid name of a Kubernetes object: a DNS subdomain (RFC 1123)."""
-    return re.fullmatch(_OBJECT_NAME, name) is not None
-
-
-def check_text(text: str) -> str:
-    """Check that a text can be the name of a kubectl context. Raises ValueError."""
-    if not text or not text.isprintable() or text.startswith("-"):
-        raise ValueError("one line of text that does not begin with '-'")
-    return text
-
-
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Check that these are valid labels of Kubernetes. Raises ValueError."""
     for key, value in labels.items():
@@ -56,21 +52,12 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     return labels
 
 
-def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each text has the form ``KEY[=VALUE][:EFFECT]``. Raises ValueError."""
-    for text in texts:
-        match = _TOLERATION.fullmatch(text)
-        if not match:
-            raise ValueError(f"'{text}' is not KEY, KEY=VALUE or KEY=VALUE:NoSchedule|PreferNoSchedule|NoExecute")
-        check_labels({match[1]: match[2] or ""})
-    return texts
-
-
 def toleration(text: str) -> dict[str, str]:
     """Return the toleration for a text ``KEY[=VALUE][:EFFECT]``, in the form that a pod's spec needs."""
-    key, value, effect = _TOLERATION.fullmatch(text).groups()  # type: ignore[union-attr]
-    spelled = {"key": key, "operator": "Exists"} if value is None else {"key": key, "value": value}
-    return spelled | ({"effect": effect} if effect else {})
+    pair, _, effect = text.partition(":")
+    key, equals, value = pair.partition("=")
+    rule = {"key": key, "value": value} if equals else {"key": key, "operator": "Exists"}
+    return rule | ({"effect": effect} if effect else {})
 
 
 def check_kinds(patches: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -81,14 +68,6 @@ def check_kinds(patches: Mapping[str, Any]) -> Mapping[str, Any]:
     return patches
 
 
-def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that all patterns can match only files inside the project. Raises ValueError."""
-    for glob in globs:
-        if not glob or glob.startswith(("/", "-", "..")) or "\0" in glob or "\n" in glob:
-            raise ValueError(f"{glob!r} is not a pattern of files inside the project, such as '*.py' or 'conf/*.yaml'")
-    return globs
-
-
 @dataclass(frozen=True, kw_only=True)
 class KubernetesOptions(Options):
     """The options of a target of kind kubernetes."""
@@ -96,7 +75,7 @@ class KubernetesOptions(Options):
     workload: Workload = "auto"
     """The kind of object: pytorchjob (Kubeflow training-operator 1.7 to 1.9), trainjob (Kubeflow Trainer 2.2 and
     later), job (a plain Indexed Job); auto: the first of these that the cluster supports."""
-    context: Annotated[str, Rule(check_text)] | None = None
+    context: Annotated[str, CONTEXT] | None = None
     """The kubectl context. null: the current context."""
     namespace: Annotated[str, NAMESPACE] | None = None
     """The namespace. null: the context's namespace, else default."""
@@ -117,11 +96,11 @@ class KubernetesOptions(Options):
     evicts a pod that writes more. null: no limit."""
     gpu_resource: Annotated[str, KEY] = "nvidia.com/gpu"
     """The cluster's resource name of a GPU, such as nvidia.com/gpu, amd.com/gpu or nvidia.com/mig-1g.10gb."""
-    project: Annotated[Words, Rule(check_globs)] = DEFAULT_PROJECT
+    project: Annotated[Words, GLOBS] = DEFAULT_PROJECT
     """Patterns of project files that are sent in a ConfigMap and mounted at /workspace, if the command is your own
     script (at most 900 KiB). A file that looks like a secret is sent only if it is named exactly. Empty: the files are
     in the image."""
-    tolerations: Annotated[Words, Rule(check_tolerations)] = ()
+    tolerations: Annotated[Words, TOLERATIONS] = ()
     """Taints that the pods tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT."""
     lost_node: Annotated[int, between(0, 86400)] = 60
     """Seconds after which the pods of an unreachable machine are deleted (the cluster's default is 300)."""
@@ -157,14 +136,40 @@ class KubernetesOptions(Options):
         """For each setting that would make the job fail, yield its key and an error message."""
         if problem := name_problem(job.name, self.workload, job.max_nodes, more=LONGEST_WORD):
             yield "job.name", problem
-        yield from _of_sizes(job)
-        yield from _of_mounts(job)
-        yield from _of_workload(job, self)
-        yield from _of_variables(job)
+        if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
+            yield "job.shm", f"{job.shm} is more than the job's memory, {job.memory}, which includes it: use less"
+        mounts = mounts_of(job)
+        for number, mount in enumerate(mounts):
+            if problem := mount.problem([earlier.path for earlier in mounts[:number]]):
+                yield "job.mounts", problem
+        yield from self._problems_of_workload(job)
+        for name in filter(job.env.__contains__, job.secrets):
+            yield "job.secrets", f"{name} is in env as well: remove it from one of the two"
+        for name in job.env:
+            if name.startswith("JOB_COMPLETION_") or name in ("KUBERNETES_SERVICE_HOST", "HOSTNAME"):
+                yield "job.env", f"{name} is set by Kubernetes"
         theirs = ("training.kubeflow.org/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/")
         for key in self.labels:
             if key in _LABELS or key.startswith(theirs):
                 yield "target.labels", f"{key} is set by ddpctl or the cluster"
+
+    def _problems_of_workload(self, job: JobSpec) -> Iterator[tuple[str, str]]:
+        if self.master and job.min_nodes != job.max_nodes:
+            yield (
+                "target.master",
+                f"a Master needs a fixed number of nodes, but nodes is '{job.nodes}': set master to false, or nodes to "
+                "a single number",
+            )
+        if self.master and self.workload in ("trainjob", "job"):
+            yield "target.master", f"a {self.workload} has no Master: set master: false, or workload: pytorchjob"
+        if job.port and self.workload == "trainjob":
+            yield "job.port", f"{job.port}, but a TrainJob's operator always uses 29500: leave it out"
+        if self.gang and self.workload == "job":
+            yield "target.gang", "a plain Job cannot be scheduled as a gang: use a queue of Kueue, or another workload"
+        if self.metrics_port == (job.port or 0):
+            yield "job.port", f"{job.port} is already the port of the metrics (metrics_port): choose another"
+        if self.restart == "Never" and job.max_restarts:
+            yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: change one of the two"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +180,36 @@ class Mount:
     source: str  # the path on the machine, or the object's name
     path: str  # in the container
     read_only: bool
+
+    def problem(self, earlier: Collection[str]) -> str | None:
+        """Return an error message if the mount is impossible. ``earlier``: the paths of the mounts before it."""
+        if self.path in earlier:
+            return f"{self.path} is given twice"
+        if self.path in OURS:
+            return f"ddpctl mounts {self.path} itself{': set its size with shm' if self.path == OURS[0] else ''}"
+        if ".." in self.path.split("/"):
+            return f"{self.path!r}: a path in the container may not contain '..'"
+        if self.kind != "path":
+            is_name = re.fullmatch(_OBJECT_NAME, self.source)
+            expected = f"the name of a {SOURCES[self.kind]}: lower-case letters, digits, '-' and '.'"
+            return None if is_name else f"{self.source!r} is not {expected}"
+        if self.source.startswith("/") and ".." not in self.source.split("/"):
+            return None
+        return f"{self.source!r} is not a path of a machine: expected /PATH, pvc=CLAIM, secret=NAME or configmap=NAME"
+
+    def volume(self, name: str) -> dict[str, Any]:
+        """Return the entry in a pod's ``volumes`` for this mount."""
+        sources: dict[Kind, dict[str, Any]] = {
+            "pvc": {"persistentVolumeClaim": {"claimName": self.source}},
+            "secret": {"secret": {"secretName": self.source, "defaultMode": 0o440}},
+            "configmap": {"configMap": {"name": self.source}},
+            "path": {"hostPath": {"path": self.source}},
+        }
+        return {"name": name, **sources[self.kind]}
+
+    def volume_mount(self, name: str) -> dict[str, Any]:
+        """Return the entry in a container's ``volumeMounts`` for this mount."""
+        return {"name": name, "mountPath": self.path, **({"readOnly": True} if self.read_only else {})}
 
 
 def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
@@ -191,27 +226,8 @@ def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
 
 def holds(job: JobSpec, path: str) -> Mount | None:
     """Return the innermost mount that contains ``path``, or None if no mount contains it."""
-    found = [mount for mount in mounts_of(job) if PurePosixPath(path).is_relative_to(mount.path)]
-    return max(found, key=lambda mount: len(PurePosixPath(mount.path).parts), default=None)
-
-
-def volume(name: str, mount: Mount) -> dict[str, Any]:
-    """Return the entry in a pod's ``volumes`` for a mount."""
-    sources: dict[Kind, dict[str, Any]] = {
-        "pvc": {"persistentVolumeClaim": {"claimName": mount.source}},
-        "secret": {"secret": {"secretName": mount.source, "defaultMode": 0o440}},
-        "configmap": {"configMap": {"name": mount.source}},
-        "path": {"hostPath": {"path": mount.source}},
-    }
-    return {"name": name, **sources[mount.kind]}
-
-
-def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
-    """Return the entry in a container's ``volumeMounts`` for a mount."""
-    return {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
-
-
-# Checks of several fields together. Rules of single fields are in the annotations of the fields.
+    outer = [mount for mount in mounts_of(job) if PurePosixPath(path).is_relative_to(mount.path)]
+    return max(outer, key=lambda mount: len(PurePosixPath(mount.path).parts), default=None)
 
 
 def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> str | None:
@@ -227,61 +243,3 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
         f"{name!r} has {len(name)} characters, but at most {most} are allowed (the names of the run's pods are "
         f"longer, and Kubernetes limits them to {LONGEST} characters)"
     )
-
-
-def _of_sizes(job: JobSpec) -> Iterator[tuple[str, str]]:
-    if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
-        yield "job.shm", f"{job.shm} is more than the job's memory, {job.memory}, which includes it: use less"
-
-
-def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:
-    paths: set[str] = set()
-    for mount in mounts_of(job):
-        if problem := _of_mount(mount, paths):
-            yield "job.mounts", problem
-        paths.add(mount.path)
-
-
-def _of_mount(mount: Mount, before: set[str]) -> str | None:
-    if mount.path in before:
-        return f"{mount.path} is given twice"
-    if mount.path in OURS:
-        return f"ddpctl mounts {mount.path} itself{': set its size with shm' if mount.path == OURS[0] else ''}"
-    if ".." in mount.path.split("/"):
-        return f"{mount.path!r}: a path in the container may not contain '..'"
-    if mount.kind == "path":
-        if not mount.source.startswith("/") or ".." in mount.source.split("/"):
-            return (
-                f"{mount.source!r} is not a path of a machine: expected /PATH, pvc=CLAIM, secret=NAME or configmap=NAME"
-            )
-    elif not is_object_name(mount.source):
-        return f"{mount.source!r} is not the name of a {SOURCES[mount.kind]}: lower-case letters, digits, '-' and '.'"
-    return None
-
-
-def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    if options.master and job.min_nodes != job.max_nodes:
-        yield (
-            "target.master",
-            f"a Master needs a fixed number of nodes, but nodes is '{job.nodes}': set master to false, or nodes to a "
-            "single number",
-        )
-    if options.master and options.workload in ("trainjob", "job"):
-        yield "target.master", f"a {options.workload} has no Master: set master: false, or workload: pytorchjob"
-    if job.port and options.workload == "trainjob":
-        yield "job.port", f"{job.port}, but a TrainJob's operator always uses 29500: leave it out"
-    if options.gang and options.workload == "job":
-        yield "target.gang", "a plain Job cannot be scheduled as a gang: use a queue of Kueue, or another workload"
-    if options.metrics_port == (job.port or 0):
-        yield "job.port", f"{job.port} is already the port of the metrics (metrics_port): choose another"
-    if options.restart == "Never" and job.max_restarts:
-        yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: change one of the two"
-
-
-def _of_variables(job: JobSpec) -> Iterator[tuple[str, str]]:
-    for name in job.secrets:
-        if name in job.env:
-            yield "job.secrets", f"{name} is in env as well: remove it from one of the two"
-    for name in job.env:
-        if name.startswith("JOB_COMPLETION_") or name in ("KUBERNETES_SERVICE_HOST", "HOSTNAME"):
-            yield "job.env", f"{name} is set by Kubernetes"

@@ -20,8 +20,6 @@ from ddpctl.targets.kubernetes.options import (
     holds,
     mounts_of,
     toleration,
-    volume,
-    volume_mount,
 )
 from ddpwire import names, run_files
 
@@ -50,9 +48,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else "'"
-    if "\n" in text:
-        style = "|"
+    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+    style = "|" if "\n" in text else None if is_plain else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -86,16 +83,11 @@ def manifest(api: str, kind: str, metadata: Object, **parts: Any) -> Object:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The values from which the manifests of a run are rendered."""
+    """The values from which the manifests of a run are rendered. Its job and all other objects have the run's name."""
 
     plan: Plan
     options: KubernetesOptions
     project: Mapping[str, str]  # key in the ConfigMap → path in the project; empty if the image contains the code
-
-    @property
-    def name(self) -> str:
-        """The name of the job and of every object that belongs to it."""
-        return self.plan.name
 
     @property
     def port(self) -> int:
@@ -105,7 +97,7 @@ class Draft:
     @property
     def selector(self) -> dict[str, str]:
         """The labels that select the pods of every run with this name."""
-        return {RUN_LABEL: self.name}
+        return {RUN_LABEL: self.plan.name}
 
     @property
     def labels(self) -> dict[str, str]:
@@ -117,7 +109,7 @@ class Draft:
     @property
     def metadata(self) -> Object:
         """The metadata of every object of the run."""
-        return drop_empty({"name": self.name, "namespace": self.options.namespace, "labels": self.labels})
+        return drop_empty({"name": self.plan.name, "namespace": self.options.namespace, "labels": self.labels})
 
 
 def needs_project(job: JobSpec) -> bool:
@@ -150,6 +142,12 @@ def template(
         "prometheus.io/port": str(options.metrics_port),
         "prometheus.io/path": "/metrics",
     }
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": draft.selector},
+    }
     result = {
         "metadata": {"labels": draft.labels, "annotations": scraped},
         "spec": drop_empty(
@@ -159,7 +157,8 @@ def template(
                 "enableServiceLinks": False,
                 "terminationGracePeriodSeconds": math.ceil(job.stop_s) + SAVE_S,
                 "securityContext": _pod_security(options),
-                **placement(options, draft.selector, taken=list(scarce(job, options))),
+                "tolerations": _tolerations(options, taken=[*scarce(job, options)]),
+                "topologySpreadConstraints": [spread],
                 "containers": [_container(draft, container, port, place)],
                 "volumes": [item for item, _ in _volumes(draft)],
             }
@@ -170,7 +169,8 @@ def template(
 
 def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
     options, job = draft.options, draft.plan.job
-    # An operator supports only a fixed number of nodes, which it sets as PET_NNODES. The option takes precedence.
+    ports = (port, ("metrics", options.metrics_port))
+    # An operator sets PET_NNODES to a fixed number of nodes. The option takes precedence.
     elastic = ("--nnodes", job.nodes) if job.min_nodes != job.max_nodes else ()
     return {
         "name": name,
@@ -180,10 +180,7 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
         "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
         "workingDir": WORKSPACE,
         "env": [*place, *_environment(draft)],
-        "ports": [
-            {"name": port[0], "containerPort": port[1]},
-            {"name": "metrics", "containerPort": options.metrics_port},
-        ],
+        "ports": [{"name": name, "containerPort": number} for name, number in ports],
         "resources": resources(job, options),
         "securityContext": _security(options),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -194,9 +191,9 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
 def _environment(draft: Draft) -> list[Object]:
     job, options = draft.plan.job, draft.options
     values = {
-        names.RUN_ID: draft.name,
+        names.RUN_ID: draft.plan.name,
         **draft.plan.identity,
-        names.RUN_DIR: f"{RUNS}/{draft.name}",
+        names.RUN_DIR: f"{RUNS}/{draft.plan.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         **draft.plan.store,
         names.METRICS_PORT: str(options.metrics_port),
@@ -207,7 +204,9 @@ def _environment(draft: Draft) -> list[Object]:
         "HOME": "/tmp",  # noqa: S108 -- the container's only folder that every user may write to
         **job.env,
     }
-    secrets = [{"name": name, "valueFrom": {"secretKeyRef": {"name": draft.name, "key": name}}} for name in job.secrets]
+    secrets = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": draft.plan.name, "key": name}}} for name in job.secrets
+    ]
     return [*variables({name: value for name, value in values.items() if name not in job.secrets}), *secrets]
 
 
@@ -232,16 +231,11 @@ def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
 
 
 def _pod_security(options: KubernetesOptions) -> Object:
+    user: Object = {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
+    user["fsGroupChangePolicy"] = "OnRootMismatch"
     if options.profile == "rdma":  # Kubernetes gives an added capability only to root
-        return {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+        user = {"runAsUser": 0, "runAsGroup": 0}
+    return {**user, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def _security(options: KubernetesOptions) -> Object:
@@ -261,15 +255,15 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         (shm, {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
         ({"name": "tmp", "emptyDir": disk}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108
     ]
-    if not holds(job, f"{RUNS}/{draft.name}"):
+    if not holds(job, f"{RUNS}/{draft.plan.name}"):
         pairs.append(({"name": "runs", "emptyDir": disk}, {"name": "runs", "mountPath": RUNS}))
     if draft.project:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
-        project = {"name": "project", "configMap": {"name": draft.name, "items": items}}
+        project = {"name": "project", "configMap": {"name": draft.plan.name, "items": items}}
         pairs.append((project, {"name": "project", "mountPath": WORKSPACE, "readOnly": True}))
     # ddpctl launch creates the Secret. A rendered spec also works without it, but then the nodes sign nothing.
     files = {
-        "secretName": draft.name,
+        "secretName": draft.plan.name,
         "items": [{"key": run_files.STORE_SECRET, "path": run_files.STORE_SECRET}],
         "defaultMode": 0o400 if draft.options.profile == "rdma" else 0o440,  # for root, or for fsGroup
         "optional": True,
@@ -277,7 +271,7 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
     pairs.append(({"name": "secret", "secret": files}, {"name": "secret", "mountPath": SECRET_DIR, "readOnly": True}))
     for number, mount in enumerate(mounts_of(job)):
         name = f"mount-{number}"
-        pairs.append((volume(name, mount), volume_mount(name, mount)))
+        pairs.append((mount.volume(name), mount.volume_mount(name)))
     return pairs
 
 
@@ -311,7 +305,7 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "env": variables({names.RUN_DIR: f"{RUNS}/{run}", names.CHECKPOINT_DIR: checkpoints}),
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
         "securityContext": _security(options),
-        "volumeMounts": [volume_mount(name, mount) | {"readOnly": True} for name, mount in claims],
+        "volumeMounts": [mount.volume_mount(name) | {"readOnly": True} for name, mount in claims],
     }
     spec = {
         "restartPolicy": "Never",
@@ -321,31 +315,17 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "securityContext": _pod_security(options),
         "tolerations": [toleration(text) for text in options.tolerations],
         "containers": [container],
-        "volumes": [volume(name, mount) for name, mount in claims],
+        "volumes": [mount.volume(name) for name, mount in claims],
     }
     placed = {key: value for key, value in options.pod.get("spec", {}).items() if key in PLACEMENT}
     return manifest("v1", "Pod", metadata, spec=pod_patch.merge(drop_empty(spec), placed))
 
 
-def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """Return the fields of a pod's spec that choose its machine.
-
-    ``selector``: the labels of the run's pods. ``taken``: the names of the ``scarce`` resources.
-    """
-    on_run = {"labelSelector": {"matchLabels": selector}}
-    tolerations: list[Object] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken]
-    for key in _LOST:
-        lost = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
-        tolerations.append(lost)
-    spread = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        **on_run,
-    }
-    return drop_empty(
-        {
-            "tolerations": [*tolerations, *map(toleration, options.tolerations)],
-            "topologySpreadConstraints": [spread],
-        }
-    )
+def _tolerations(options: KubernetesOptions, taken: list[str]) -> list[Object]:
+    """Return a pod's tolerations: for machines with ``taken``, the scarce resources, for lost machines, and others."""
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
+    return [
+        *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken),
+        *({"key": key, **lost} for key in _LOST),
+        *map(toleration, options.tolerations),
+    ]

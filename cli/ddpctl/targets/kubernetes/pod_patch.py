@@ -89,7 +89,7 @@ def apply(template: Object, patch: Mapping[str, Any], container: str, *, fixed: 
     if unknown := patch.keys() - {"metadata", "spec"}:
         raise ConfigError(f"pod: {quote(min(unknown))} is not a part of a pod template: expected metadata and spec")
     result = merge(template, patch)
-    before, after = (_contract(one, container, fixed) for one in (template, result))
+    before, after = (_contract(item, container, fixed) for item in (template, result))
     if changed := [place for place in before if after.get(place) != before[place]]:
         raise ConfigError(f"pod: ddpctl sets {', '.join(changed)}: leave it out")
     return result
@@ -109,7 +109,7 @@ def extend(manifest: Object, patches: Mapping[str, Any]) -> Object:
 def _contract(template: Object, container: str, fixed: tuple[str, ...]) -> dict[str, Any]:
     """Return the values that a patch may not change, keyed by their places."""
     spec = template.get("spec", {})
-    main: Object = next((one for one in spec.get("containers", ()) if one["name"] == container), {})
+    main: Object = next((item for item in spec.get("containers", ()) if item["name"] == container), {})
     limits = main.get("resources", {}).get("limits", {})
     fields = ("restartPolicy", "hostname", "subdomain", "terminationGracePeriodSeconds")
     return {

@@ -34,20 +34,13 @@ def matches(path: str, globs: tuple[str, ...]) -> bool:
     return path in globs or any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
 
 
-def is_secretive(path: str) -> bool:
-    """Return whether the name of a file, or of a folder that contains it, suggests a secret."""
-    return any(fnmatch(part.lower(), glob) for part in path.split("/") for glob in SECRETIVE)
-
-
 def is_configuration(name: str, text: str) -> bool:
     """Return whether a file is a configuration of ddpctl.
 
     Ranks do not need such a file, and it contains names of accounts.
     """
-    if not name.lower().endswith((".yaml", ".yml")):
-        return False
-    if name.rpartition("/")[2] == FILE_NAME:
-        return True
+    if name.rpartition("/")[2] == FILE_NAME or not name.lower().endswith((".yaml", ".yml")):
+        return name.rpartition("/")[2] == FILE_NAME
     try:
         keys = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -78,7 +71,8 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
         path = folder / name
         if not path.is_file():
             continue
-        if is_secretive(name) and name not in globs:
+        is_secretive = any(fnmatch(part.lower(), glob) for part in name.split("/") for glob in SECRETIVE)
+        if is_secretive and name not in globs:
             left_out.append(name)
             continue
         size += path.stat().st_size

@@ -70,22 +70,21 @@ def report(
 ) -> PodReport:
     """Return the state of a pod at the time ``now`` (in seconds since the epoch). ``final``: its job has ended."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
-    found: Object = next((one for one in status.get("containerStatuses", ()) if one["name"] == container), {})
-    state, last = found.get("state", {}), found.get("lastState", {}).get("terminated")
-    restarts = found.get("restartCount", 0)
+    main: Object = next((item for item in status.get("containerStatuses", ()) if item["name"] == container), {})
+    state, last = main.get("state", {}), main.get("lastState", {}).get("terminated")
+    restarts = main.get("restartCount", 0)
 
     def result(phase: Phase, words: str, **rest: Any) -> PodReport:
         code = (state.get("terminated") or last or {}).get("exitCode")
-        outcome = _outcome(state.get("terminated", {}))
-        about = one_line(words)
-        return PodReport(name=name, phase=phase, words=about, code=code, restarts=restarts, outcome=outcome, **rest)
+        outcome, text = _outcome(state.get("terminated", {})), one_line(words)
+        return PodReport(name=name, phase=phase, words=text, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
         return result("failed", _evicted(status.get("message", "")), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
         return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
-        words = _waiting(state["waiting"], last, found, events)
+        words = _waiting(state["waiting"], last, main, events)
         unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
         return result("waiting", words or "its container is being created", ill=bool(words), unexplained=unexplained)
     if "terminated" in state:
@@ -121,7 +120,7 @@ def is_lost(pod: Object, now: float) -> bool:
     """Return whether a deleted pod still exists after it should have ended. This happens if its machine is lost."""
     if "deletionTimestamp" not in pod["metadata"]:
         return False
-    reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
+    reasons = {condition.get("reason") for condition in pod.get("status", {}).get("conditions", ())}
     limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine was away for lost_node seconds
     return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp() >= limit_s
 
@@ -165,15 +164,14 @@ def _evicted(message: str) -> str:
     return f"evicted: {_short(message)}{advice}"
 
 
-def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
+def _waiting(waiting: Object, last: Object | None, container: Object, events: Sequence[Object]) -> str:
     """Return why a container waits, or an empty text if the reason is unknown."""
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    image = found.get("image", "")
     match reason:
         case "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable":
-            return f"the image {image} cannot be pulled{_unpulled(message, events)}"
+            return f"the image {container.get('image', '')} cannot be pulled{_unpulled(message, events)}"
         case "CrashLoopBackOff":
-            return f"fails again and again, {_times(found.get('restartCount', 0))} so far: {_ended(last or {})}"
+            return f"fails again and again, {_times(container.get('restartCount', 0))} so far: {_ended(last or {})}"
         case "CreateContainerConfigError" | "RunContainerError" | "CreateContainerError" | "StartError":
             return f"the container cannot be started: {_short(message)}"
     for event in reversed(events):
@@ -185,11 +183,9 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
 
 def _unpulled(message: str, events: Sequence[Object]) -> str:
     # While the kubelet waits to retry, its message has no cause, but an earlier event has it.
-    texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
-    for text in texts:
-        if cause := re.sub(_PULLING, "", text).strip():
-            return f": {_short(cause)}"
-    return ""
+    texts = [message, *(event["message"] for event in newest_first(events) if event["reason"] == "Failed")]
+    causes = (re.sub(_PULLING, "", text).strip() for text in texts)
+    return next((f": {_short(cause)}" for cause in causes if cause), "")
 
 
 def _ended(ended: Object) -> str:
@@ -241,8 +237,8 @@ def _short(text: str) -> str:
 
 def conditions(job: Object) -> dict[str, Object]:
     """Return a job's conditions that are true, keyed by their types."""
-    found = job.get("status", {}).get("conditions", ())
-    return {condition["type"]: condition for condition in found if condition["status"] == "True"}
+    listed = job.get("status", {}).get("conditions", ())
+    return {condition["type"]: condition for condition in listed if condition["status"] == "True"}
 
 
 def has_ended(job: Object | None) -> bool:
@@ -260,10 +256,9 @@ def waits_in_queue(job: Object) -> str:
 
 def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> dict[int, Object]:
     """Return the pod of each node. If a node has several pods, return the newest one."""
-    found: dict[int, Object] = {}
-    for pod in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
-        found[workload.node(pod["metadata"], master)] = pod
-    return dict(sorted(found.items()))
+    by_age = sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
+    newest = {workload.node(pod["metadata"], master): pod for pod in by_age}
+    return dict(sorted(newest.items()))
 
 
 def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], nodes: int) -> tuple[str, ...]:
@@ -315,7 +310,7 @@ def fold(
         return result("succeeded", f"the {workload.kind} has succeeded", Exit.OK, remains=True)
     if "Failed" in true:
         outcomes = [pod.outcome for pod in by_pod.values() if pod.outcome and pod.outcome.code]
-        outcome = min(outcomes, key=lambda one: one.cause == "node_lost", default=None)
+        outcome = min(outcomes, key=lambda outcome: outcome.cause == "node_lost", default=None)
         code = outcome.code if outcome else next((pod.code for pod in by_pod.values() if pod.code), Exit.SCRIPT)
         status = result("failed", _why_failed(workload, true["Failed"], by_pod, outcome), code, remains=True)
         return replace(status, outcome=outcome)
@@ -363,7 +358,7 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
             return f"{pod.name}: {pod.words}"
     if done:
         return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not ended yet"
-    about_job = [one for one in events if one["involvedObject"]["name"].startswith(job["metadata"]["name"])]
+    about_job = [event for event in events if event["involvedObject"]["name"].startswith(job["metadata"]["name"])]
     if len(pods) < nodes and (words := why_no_pod(about_job)):
         return f"{_counted(pods, run)}: {words}"
     restarts = sum(pod.restarts for pod in pods.values())

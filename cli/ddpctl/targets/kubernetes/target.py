@@ -30,19 +30,11 @@ from ddpctl.targets.kubernetes.kubectl import (
     items,
     keeps_secrets,
     kubectl_of,
-    misses_runtime,
     workload_of,
 )
 from ddpctl.targets.kubernetes.log_follower import Task
-from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload, suspension
-from ddpctl.targets.kubernetes.options import (
-    RUNS,
-    WORKSPACE,
-    KubernetesOptions,
-    holds,
-    mounts_of,
-    name_problem,
-)
+from ddpctl.targets.kubernetes.manifests import SUSPENDED, WORKLOADS, Workload
+from ddpctl.targets.kubernetes.options import RUNS, WORKSPACE, KubernetesOptions, holds, mounts_of, name_problem
 from ddpctl.targets.kubernetes.pod import (
     RUN_LABEL,
     UID_LABEL,
@@ -66,6 +58,7 @@ STOP_MARGIN_S = 40  # added to the ranks' grace period: pod.SAVE_S, and time for
 KILL_WAIT_S = 30
 COMPANIONS: tuple[str, ...] = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
 RUNTIMES = "trainingruntimes.trainer.kubeflow.org"
+NO_RUNTIME_YET = "trainingRuntime must be created before"  # from Kubeflow Trainer's webhook
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to create a TrainJob whose runtime was created a moment before
 MOST_NAMES = 10
 UNSIGNED = (
@@ -118,10 +111,10 @@ class KubernetesTarget(Target):
         try:
             is_signed = yield from _make(kubectl, draft, workload, needed)
         except DdpctlError as error:
-            kinds = sorted({one["kind"].lower() for one in needed})
+            kinds = sorted({item["kind"].lower() for item in needed})
             try:
-                made = yield from _made(kubectl, kinds, draft.name, plan.uid, needed=kinds)
-                named = ([",".join(made), draft.name, "--ignore-not-found", "--wait=false"],) if made else ()
+                made = yield from _made(kubectl, kinds, draft.plan.name, plan.uid, needed=kinds)
+                named = ([",".join(made), draft.plan.name, "--ignore-not-found", "--wait=false"],) if made else ()
                 check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
             except DdpctlError:
                 raise error from None
@@ -129,9 +122,8 @@ class KubernetesTarget(Target):
                 error.fields["submission"] = None
                 raise
             raise NotStartedError(error) from None
-        handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-        handle["logs"] = f"ddpctl logs {draft.name}"
         table = () if is_signed else (UNSIGNED,)
+        handle = _handle(kubectl, workload, plan.name)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
 
     def locate(self, run: Run) -> Verb[Lookup]:
@@ -142,8 +134,7 @@ class KubernetesTarget(Target):
             if answer.returncode and not is_absent(answer):
                 return Lookup(state="unknown", message=str(error_of(answer)))
             if run.uid and f'"{UID_LABEL}":"{run.uid}"' in answer.stdout:
-                handle = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-                return Lookup(state="exists", handle={**handle, "logs": f"ddpctl logs {run.name}"})
+                return Lookup(state="exists", handle=_handle(kubectl, workload, run.name))
         return Lookup(state="absent")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -151,13 +142,13 @@ class KubernetesTarget(Target):
 
         If these do not explain the run's state, also query their events.
         """
-        found: dict[str, RunStatus] = {}
+        states: dict[str, RunStatus] = {}
         for place in {_place(run) for run in runs if run.handle}:
             group = [run for run in runs if run.handle and _place(run) == place]
-            found |= {state.run: state for state in (yield from self._status_of(group, now))}
+            states |= {state.run: state for state in (yield from self._status_of(group, now))}
         lost = "its launch was interrupted before the job was created: ddpctl stop removes what is left"
         gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
-        return tuple(found.get(run.name, replace(gone, run=run.name)) for run in runs)
+        return tuple(states.get(run.name, replace(gone, run=run.name)) for run in runs)
 
     def _status_of(self, runs: list[Run], now: float) -> Verb[list[RunStatus]]:
         kubectl, workload = kubectl_of(runs[0].handle), workload_of(runs[0].handle)
@@ -233,23 +224,22 @@ class KubernetesTarget(Target):
         """
         kubectl = kubectl_of(run.handle) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
-        found = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
-        companions, runtimes = COMPANIONS, any(workload.word == "trainjob" for workload in found)
-        selector = selector_of(run.name, run.uid)
+        workloads = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
+        runtimes: tuple[str, ...] = (RUNTIMES,) if any(workload.word == "trainjob" for workload in workloads) else ()
+        companions, selector = COMPANIONS, selector_of(run.name, run.uid)
         if run.uid:
-            jobs_of = tuple(workload.resource for workload in found)
-            kinds = (*COMPANIONS, *((RUNTIMES,) if runtimes else ()), *jobs_of)
+            jobs_of = tuple(workload.resource for workload in workloads)
             needed = (*COMPANIONS, *(jobs_of if run.handle else ()))  # without a handle, the workload is unknown
-            made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
-            found = [workload for workload in found if workload.resource in made]
-            companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
+            made = yield from _made(kubectl, (*COMPANIONS, *runtimes, *jobs_of), run.name, run.uid, needed=needed)
+            workloads = [workload for workload in workloads if workload.resource in made]
+            companions, runtimes = (tuple(kind for kind in kinds if kind in made) for kinds in (COMPANIONS, runtimes))
         nodes: dict[int, Any] = {}
         with suppress(DdpctlError):
             nodes = (yield from self._pods(run)) if run.handle else {}
         errors = yield from save_nodes(run, kubectl, nodes)
         jobs = yield tuple(
             kubectl.run("delete", workload.resource, run.name, *quietly, f"--cascade={workload.cascade}")
-            for workload in found
+            for workload in workloads
         )
         known = bool(run.handle or run.uid)
         if known:
@@ -258,10 +248,8 @@ class KubernetesTarget(Target):
             reader = [(reader_name(run.name, run.uid),)] if run.handle and holds(run.job, run.checkpoint_dir) else []
             pods = [("--selector", selector), *reader]
             check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
-        beside = [",".join(companions)] if companions else []
-        deleted = yield tuple(
-            kubectl.run("delete", what, run.name, *quietly) for what in (*beside, *([RUNTIMES] if runtimes else []))
-        )
+        beside = (",".join(companions), *runtimes) if companions else runtimes
+        deleted = yield tuple(kubectl.run("delete", kind, run.name, *quietly) for kind in beside)
         check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.stop_s) + STOP_MARGIN_S
         last = yield from save_logs(run, nodes, end_s=wait_s)
@@ -269,9 +257,9 @@ class KubernetesTarget(Target):
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", selector, f"--timeout={wait_s}s")
             yield (Command(argv=(*kubectl.argv, *gone), timeout_s=wait_s + 10),)
-        (left,) = yield (replace(kubectl.get("pods", "--selector", selector), say="\n".join(lost)),)
-        check(left)
-        return not items(left)
+        (pods_left,) = yield (replace(kubectl.get("pods", "--selector", selector), say="\n".join(lost)),)
+        check(pods_left)
+        return not items(pods_left)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command in a node's container, or a shell if ``argv`` is empty. Return the exit code."""
@@ -295,7 +283,9 @@ class KubernetesTarget(Target):
         """
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
-        kinds, patch = (workload.resource,), json.dumps(suspension(workload, again=again))
+        spec, kinds = {"suspend": not again}, (workload.resource,)
+        note = {"annotations": {SUSPENDED: None if again else "true"}}
+        patch = json.dumps({"metadata": note, "spec": {workload.policy: spec} if workload.policy else spec})
         if again:
             (answer,) = yield (kubectl.get(f"{workload.resource}/{run.name}"),)
             if queue := next(map(waits_in_queue, items(answer)), ""):
@@ -313,6 +303,11 @@ class KubernetesTarget(Target):
         return newest_pods(workload_of(run.handle), items(answer), master=self.options.master)
 
 
+def _handle(kubectl: Kubectl, workload: Workload, run: str) -> dict[str, Any]:
+    place = {"workload": workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+    return {**place, "logs": f"ddpctl logs {run}"}
+
+
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
@@ -327,7 +322,7 @@ def _made(
     seen = dict(zip(kinds, answers, strict=True))
     check(*(seen[kind] for kind in needed if not keeps_secrets(seen[kind])))
     whose = {kind: answer.stdout.strip() for kind, answer in seen.items() if answer.returncode == 0}
-    return tuple(kind for kind, found in whose.items() if uid and found == uid)
+    return tuple(kind for kind, owner in whose.items() if uid and owner == uid)
 
 
 def _place(run: Run) -> tuple[str | None, ...]:
@@ -373,10 +368,9 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
     if job.secrets:
         kubectl = shlex.join(Kubectl(context=options.context, namespace=options.namespace).argv)
         words = " ".join(f'"{name}=${name}"' for name in job.secrets)
-        yield (
-            f"First: printf '%s\\n' {words} | {kubectl} create secret generic {draft.name} --from-env-file=/dev/stdin"
-        )
-    yield from (f"Note: {line}." for line in (*_of_checkpoints(draft), *_of_pods(draft)))
+        created = f"{kubectl} create secret generic {draft.plan.name} --from-env-file=/dev/stdin"
+        yield f"First: printf '%s\\n' {words} | {created}"
+    yield from (f"Note: {line}." for line in _notes_on_pods(draft))
 
 
 def _needs(draft: Draft) -> Iterator[str]:
@@ -392,8 +386,8 @@ def _needs(draft: Draft) -> Iterator[str]:
         "ConfigMap": [mount.source for mount in mounts if mount.kind == "configmap"],
         "queue": [options.queue] if options.queue else [],
     }
-    for kind, found in named.items():
-        yield from (f"the {kind} '{name}'" for name in dict.fromkeys(found))
+    for kind, required in named.items():
+        yield from (f"the {kind} '{name}'" for name in dict.fromkeys(required))
     if options.gang:
         yield "a gang scheduler. The operator's option --gang-scheduler-name must name it"
 
@@ -409,18 +403,15 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
             f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
             "name it in the target's 'project')"
         )
-    yield from (*_of_checkpoints(draft), *_of_pods(draft))
+    yield from _notes_on_pods(draft)
 
 
-def _of_checkpoints(draft: Draft) -> Iterator[str]:
-    if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        apart = ", and no node can read those of another, so after a restart the ranks may resume at different steps"
-        more = apart if draft.plan.job.max_nodes > 1 else ""
-        yield f"checkpoints are deleted with their pod{more}: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
-
-
-def _of_pods(draft: Draft) -> Iterator[str]:
+def _notes_on_pods(draft: Draft) -> Iterator[str]:
     job = draft.plan.job
+    if not holds(job, f"{RUNS}/{draft.plan.name}"):
+        apart = ", and no node can read those of another, so after a restart the ranks may resume at different steps"
+        more = apart if job.max_nodes > 1 else ""
+        yield f"checkpoints are deleted with their pod{more}: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
     paths = [one_line(mount.source) for mount in mounts_of(job) if mount.kind == "path"]
     if paths and draft.options.profile == "restricted":
         yield (
@@ -441,7 +432,7 @@ def _some(names: Sequence[str]) -> str:
 def bare_pod(draft: Draft, workload: Workload) -> Object:
     """Return the pod template as a Pod. The API server checks a Pod more strictly than the template in a job."""
     pod = workload.pod(draft)
-    metadata = drop_empty({"name": f"{draft.name}-probe", "namespace": draft.options.namespace}) | pod["metadata"]
+    metadata = drop_empty({"name": f"{draft.plan.name}-probe", "namespace": draft.options.namespace}) | pod["metadata"]
     return manifest("v1", "Pod", metadata, spec={"restartPolicy": "OnFailure", **pod["spec"]})
 
 
@@ -464,7 +455,7 @@ def _prepare(
     judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
     if workload.word != "trainjob":
         judged.append(workload.job(draft))
-    check(*(yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)))
+    check(*(yield tuple(kubectl.create(dump((item,)), dry_run=True) for item in judged)))
     needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))
@@ -478,7 +469,7 @@ def _prepare(
 
 def _check(draft: Draft, workload: Workload) -> None:
     wrong = [text for _, text in replace(draft.options, workload=workload.word).problems(draft.plan.job)]
-    if name := name_problem(draft.name, workload.word, draft.plan.job.max_nodes):
+    if name := name_problem(draft.plan.name, workload.word, draft.plan.job.max_nodes):
         wrong.append(f"the run's name {name}: choose a shorter --name")
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -494,22 +485,22 @@ def _make(kubectl: Kubectl, draft: Draft, workload: Workload, needed: list[Objec
     Return whether the Secret was created. If the user has no right to create it, raise an error only if the job has
     secrets.
     """
-    answers = yield tuple(kubectl.create(dump((one,)), secret=one["kind"] == "Secret") for one in needed)
+    answers = yield tuple(kubectl.create(dump((item,)), secret=item["kind"] == "Secret") for item in needed)
     has_secret = bool(draft.plan.job.secrets) or not keeps_secrets(answers[-1])
     check(*(answers if has_secret else answers[:-1]))
     job = workload.job(draft)
     for pause_s in (*RUNTIME_PAUSES_S, None):
         (made,) = yield (kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}"),)
-        if pause_s is None or not misses_runtime(made):
+        if pause_s is None or NO_RUNTIME_YET not in made.stderr:
             break
         yield (Command(argv=("sleep", str(pause_s))),)
     check(made)
-    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": draft.name, "uid": made.stdout.strip()}
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": draft.plan.name, "uid": made.stdout.strip()}
     patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
-    change = (draft.name, "--type=merge", "--patch", patch)
+    change = (draft.plan.name, "--type=merge", "--patch", patch)
     owned = needed if has_secret else needed[:-1]
     if owned:
-        yield tuple(kubectl.run("patch", one["kind"].lower(), *change) for one in owned)
+        yield tuple(kubectl.run("patch", item["kind"].lower(), *change) for item in owned)
     return has_secret
 
 
@@ -529,13 +520,13 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     names = listed.stdout if listed.returncode == 0 else ""
     (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
     read.check("project", ConfigError)
-    found: Mapping[str, Any] = json.loads(read.stdout)
-    if script and path not in found["files"]:
+    project: Mapping[str, Any] = json.loads(read.stdout)
+    if script and path not in project["files"]:
         raise NoInputError(
             f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
             "if the image has it, set project: []"
         )
-    return found["files"], tuple(found["left_out"])
+    return project["files"], tuple(project["left_out"])
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:

@@ -207,7 +207,9 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     if job.memory is not None:
         lines.append(f"--mem={size_bytes(job.memory) >> 20}M")
     if job.time_limit_s is not None:
-        lines.append(f"--time={_time(job.time_limit_s)}")
+        days, rest = divmod(job.time_limit_s, 86400)
+        clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+        lines.append(f"--time={f'{days}-' if days else ''}{clock}")
     for name in ("partition", "account", "qos", "reservation", "constraint", "array"):
         if (value := getattr(options, name)) is not None:
             lines.append(f"--{name}={value}")
@@ -222,9 +224,3 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
         *extra,
     ]
     return tuple(lines)
-
-
-def _time(seconds: int) -> str:
-    days, rest = divmod(seconds, 86400)
-    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
-    return f"{days}-{clock}" if days else clock

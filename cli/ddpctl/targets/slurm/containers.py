@@ -64,20 +64,15 @@ def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
 def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
     shared = f'"{",".join(OWN_MOUNTS)}"'
     shared += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
+    # enroot's format of ghcr.io/a/b:1 is ghcr.io#a/b:1.
+    image = re.sub(r"^(localhost|[^/]*[.:][^/]*)/", r"\1#", job.image)
     options_of_srun = (
-        f"--container-image={shlex.quote(enroot_image(job.image))} --container-workdir={WORKSPACE}",
+        f"--container-image={shlex.quote(image)} --container-workdir={WORKSPACE}",
         f"--container-mounts={shared}",
         f'--container-env="$({variables(job, "CUDA_VISIBLE_DEVICES")} | paste -s -d ,)"',
         *lines(("--no-container-mount-home", "--no-container-entrypoint", *map(shlex.quote, options.runtime_args))),
     )
     return Runtime(command=BREAK.join((*options_of_srun, "ddprun")))
-
-
-def enroot_image(image: str) -> str:
-    """Return an image's name in enroot's format: ``ghcr.io/a/b:1`` becomes ``ghcr.io#a/b:1``."""
-    registry, slash, rest = image.partition("/")
-    is_registry = bool(slash) and re.search(r"[.:]|^localhost$", registry) is not None
-    return f"{registry}#{rest}" if is_registry else image
 
 
 def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -293,50 +294,41 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
     Slurm reports whether the job runs. The files of its nodes contain its progress and its outcome.
     """
     reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
+    status = partial(RunStatus, run=run.name)
     if answers.error and job is None:
-        return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
+        return status(state="unknown", message=f"Slurm does not answer: {answers.error}")
     if job is not None and job.state == "pending":
         again = _requeued(answers.files.get(starts_file(run_dir), ""), reports)
-        return RunStatus(run=run.name, state="pending", message=again + waits(job), nodes=())
-    found = fold_nodes(run.name, reports, young=young and job is None)
+        return status(state="pending", message=again + waits(job))
+    folded = fold_nodes(run.name, reports, young=young and job is None)
     if job is None:
         message = "Slurm no longer lists the job, and its nodes wrote no outcome: see job.log"
-        return replace(found, message=message) if found.state == "lost" else found
+        return replace(folded, message=message) if folded.state == "lost" else folded
+    status, message = partial(status, nodes=reports), f"Slurm: job {job.id} is {job.word}"
     if job.state in ("starting", "running", "stopping"):
-        if found.alive:
-            return found
-        state: State = "stopping" if found.outcome else "starting"
-        return RunStatus(run=run.name, state=state, message=f"Slurm: job {job.id} is {job.word}", nodes=reports)
+        state: State = "stopping" if folded.outcome else "starting"
+        return folded if folded.alive else status(state=state, message=message)
     if job.state == "unknown":
-        return RunStatus(run=run.name, state="unknown", message=f"Slurm: job {job.id} is {job.word}", nodes=reports)
-    never_started = starts_file(run_dir) not in answers.files and not any(report.state for report in reports)
-    return replace(_ended(found, job), has_logs=not never_started)
-
-
-def _ended(found: RunStatus, job: Job) -> RunStatus:
-    if found.outcome:
-        return found
+        return status(state="unknown", message=message)
+    began = any(report.state for report in reports)
+    has_logs = began or starts_file(run_dir) in answers.files
+    if folded.outcome:
+        return replace(folded, has_logs=has_logs)
     if job.state == "succeeded":
-        return RunStatus(run=found.run, state="succeeded", message="Slurm: COMPLETED", code=0, nodes=found.nodes)
-    began = any(report.state for report in found.nodes)
-    return RunStatus(
-        run=found.run,
-        state=job.state,
-        message=f"Slurm: job {job.id} is {job.word}{'; its nodes wrote no outcome: see job.log' if began else ''}",
-        code=Exit.SAVED_TERM if job.state == "stopped" and not began else Exit.KILLED,
-        nodes=found.nodes,
-    )
+        return status(state="succeeded", message="Slurm: COMPLETED", code=0, has_logs=has_logs)
+    code = Exit.SAVED_TERM if job.state == "stopped" and not began else Exit.KILLED
+    message += "; its nodes wrote no outcome: see job.log" if began else ""
+    return status(state=job.state, message=message, code=code, has_logs=has_logs)
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
     """Return a message that says at which step a waiting job was requeued. Return "" if it was not requeued."""
-    if not (found := run_files.read_starts(starts)):
+    if not (lines := run_files.read_starts(starts)):
         return ""
-    reached = [one.outcome.step for one in reports if one.outcome] + [
-        one.progress.step for one in reports if one.progress
-    ]
+    reached = [report.outcome.step for report in reports if report.outcome]
+    reached += [report.progress.step for report in reports if report.progress]
     step = max((step for step in reached if step is not None), default=None)
-    number, limit = found[-1].requeues + 1, found[-1].limit
+    number, limit = lines[-1].requeues + 1, lines[-1].limit
     of = f" of {limit}" if number <= limit else ""  # an administrator may requeue the job more often
     return f"requeued{'' if step is None else f' at step {step}'} (requeue {number}{of}); "
 
@@ -376,10 +368,10 @@ def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) ->
     waiting = next((state for state in states if state.state == "pending"), None)
     nodes = tuple(report for state in states for report in state.nodes)
     message = f"array of {len(tasks)}: {counts}"
-    found = RunStatus(run=run.name, state="unknown", message=message, nodes=nodes, tasks=states)
+    status = RunStatus(run=run.name, state="unknown", message=message, nodes=nodes, tasks=states)
     if active := going or waiting:
-        return replace(found, state=active.state)
+        return replace(status, state=active.state)
     number, worst = max(enumerate(states), key=lambda pair: pair[1].code or 0)
     if worst.code:
         message += f"; task {tasks[number]}: {worst.message}"
-    return replace(found, state=worst.state, message=message, code=worst.code, outcome=worst.outcome)
+    return replace(status, state=worst.state, message=message, code=worst.code, outcome=worst.outcome)

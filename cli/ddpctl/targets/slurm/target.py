@@ -89,10 +89,10 @@ class SlurmTarget(Target):
         records = str(PurePath(plan.folder).parent)
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
-            (found,) = yield commands
-            if found.returncode == UNREACHED and (error := unreachable(found, self._host)):
+            (test,) = yield commands
+            if test.returncode == UNREACHED and (error := unreachable(test, self._host)):
                 raise error
-            check_script(plan, found, host=self._host)
+            check_script(plan, test, host=self._host)
         if self._host is None and not self.options.array and (allocation := self.environ.get("SLURM_JOB_ID")):
             return (yield from self._start_in_allocation(plan, secrets, allocation))
         return (yield from self._submit_to_sbatch(plan, secrets, records))
@@ -138,10 +138,7 @@ class SlurmTarget(Target):
         if error := unreachable(tested, host):
             raise error
         ignored = ignored_options(listing.stdout, directives(plan.job, options))
-        tasks = expand(options.array) if options.array else ()
-        yield from _write_secrets(plan, host, secrets, tasks)
-        path = f"{plan.folder}/job.sh"
-        yield from _write(host, path, script)
+        path = yield from self._write_files(plan, script, secrets)
         submission = Submission(handle=self._handle(plan), checkpoint_dir=plan.checkpoint_dir)
         sbatch = (*argv, "--parsable", path, plan.uid)
         (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
@@ -196,44 +193,54 @@ class SlurmTarget(Target):
 
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
         """Start the script on this machine. It uses all nodes of the allocation in which ddpctl runs."""
-        yield from _write_secrets(plan, None, secrets)
-        path = f"{plan.folder}/job.sh"
-        yield from _write(None, path, render_script(plan, self.options))
+        path = yield from self._write_files(plan, render_script(plan, self.options), secrets)
         log = f"{plan.folder}/job.log"
         (started,) = yield (
             Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>", starts=True),
         )
-        handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.folder, "workdir": plan.cwd}
+        handle = {"job": allocation, "pid": started.stdout.strip(), **self._handle(plan)}
         note = f"on all nodes of this shell's allocation (job {allocation})"
         return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
 
+    def _write_files(self, plan: Plan, script: str, secrets: Mapping[str, str]) -> Verb[str]:
+        """Write the secrets to the folder of the run, or of each task of an array, and the batch script. Return its
+        path.
+        """
+        path = f"{plan.folder}/job.sh"
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
+        tasks = expand(self.options.array) if self.options.array else ()
+        places = [f"{plan.folder}/task-{task}/secrets" for task in tasks] or [f"{plan.folder}/secrets"]
+        for file, text in {**dict.fromkeys(places if secrets else (), exports), path: script}.items():
+            (done,) = yield (write_file(file, text, host=self._host, secret=file != path),)
+            done.check(f"cannot write {file}", CannotWriteError)
+        return path
+
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Return the status of each run from Slurm and from the folders of its nodes."""
-        parts = [task_runs(run) or (run,) for run in runs]
+        parts = [self.tasks(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
         places = [(folder_of(part), part.job.max_nodes) for part in every]
         files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
         if output.returncode:
-            words = output.last_line("no answer")
-            return tuple(
-                RunStatus(run=run.name, state="unknown", message=f"the query of its state failed: {words}")
-                for run in runs
-            )
+            message = f"the query of its state failed: {output.last_line('no answer')}"
+            return tuple(RunStatus(run=run.name, state="unknown", message=message) for run in runs)
         answers = read_answers(output.stdout)
-        found = []
-        for run, tasks in zip(runs, parts, strict=True):
-            young, states = now - run.created < YOUNG_S, []
-            for part in tasks:
-                job = next((job for job in answers.jobs if job.number == job_of(part)), None)
-                states.append(status_of(part, folder_of(part), job, answers, young=young))
-            found.append(together(run, tuple(states), tasks_of(run)) if tasks_of(run) else states[0])
-        return tuple(found)
+        number_of = {job.number: job for job in reversed(answers.jobs)}
+
+        def status(run: Run, parts: tuple[Run, ...]) -> RunStatus:
+            young = now - run.created < YOUNG_S
+            states = tuple(
+                status_of(part, folder_of(part), number_of.get(job_of(part)), answers, young=young) for part in parts
+            )
+            return together(run, states, tasks_of(run)) if tasks_of(run) else states[0]
+
+        return tuple(map(status, runs, parts))
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
         """Return each task of a job array as a run."""
-        return task_runs(run)
+        return tuple(task_run(run, task) for task in tasks_of(run))
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the log of the job, or of some nodes or ranks. With ``query.follow``, also print why the job waits."""
@@ -264,8 +271,8 @@ class SlurmTarget(Target):
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
-        command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
-        (done,) = yield (replace(command, timeout_s=wait_s + 30),)
+        asked = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
+        (done,) = yield (replace(asked, timeout_s=wait_s + 30),)
         if done.returncode > 1:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
@@ -334,10 +341,10 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
     elif output.returncode == TIMED_OUT:
         why = f"sbatch: {output.last_line('no answer')}"
     else:
-        found = next((line for line in reversed(output.stderr.splitlines()) if NO_SLURM.search(line)), None)
-        if output.returncode == 0 or found is None:
+        last = next((line for line in reversed(output.stderr.splitlines()) if NO_SLURM.search(line)), None)
+        if output.returncode == 0 or last is None:
             return None
-        why = f"sbatch: {PREFIX.sub('', found)}"
+        why = f"sbatch: {PREFIX.sub('', last)}"
     to_do = f"{'' if host else 'run ddpctl on a login node, or '}set the target's 'login' to a login node"
     return UnavailableError(
         f"no Slurm is reachable from {host or 'this machine'} ({why})",
@@ -377,12 +384,8 @@ def tasks_of(run: Run) -> tuple[str, ...]:
     return tuple(run.handle.get("tasks", ()))
 
 
-def task_runs(run: Run) -> tuple[Run, ...]:
-    """Return each task of a job array as a run, or an empty tuple if the run is not an array."""
-    return tuple(_task_run(run, task) for task in tasks_of(run))
-
-
-def _task_run(run: Run, task: str) -> Run:
+def task_run(run: Run, task: str) -> Run:
+    """Return a task of a job array as a run."""
     name, checkpoints = f"task-{task}", PurePath(run.checkpoint_dir)
     handle = {key: value for key, value in run.handle.items() if key != "tasks"}
     handle |= {"job": f"{job_of(run)}_{task}", "dir": f"{folder_of(run)}/{name}"}
@@ -410,12 +413,12 @@ def folder_of(run: Run) -> str:
 
 def run_folders(run: Run) -> tuple[str, ...]:
     """Return the run's folder on the cluster. For a job array, return the folder of each task."""
-    return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
+    return tuple(f"{folder_of(run)}/task-{task}" for task in tasks_of(run)) or (folder_of(run),)
 
 
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     """Return arguments for ``queue.PRINT``: for each file, the prefix of its lines and its path. Raises ConfigError."""
-    place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
+    place, tasks = folder_of(run), tasks_of(run)
     if query.timestamps and tasks:
         raise ConfigError(f"{run.name} is an array", hint=f"--timestamps needs --task K: {', '.join(tasks)}")
     if query.nodes and not query.ranks and not query.timestamps:  # what a node's ddprun prints is in the job's log
@@ -432,23 +435,6 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _write_secrets(
-    plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
-) -> Verb[None]:
-    """Write a file with the secrets to the folder of the run. For a job array, write it to the folder of each task."""
-    if not secrets:
-        return
-    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
-    places = [f"{plan.folder}/task-{task}/secrets" for task in tasks] or [f"{plan.folder}/secrets"]
-    for path in places:
-        yield from _write(host, path, text, secret=True)
-
-
-def _write(host: Host | None, path: str, text: str, *, secret: bool = False) -> Verb[None]:
-    (done,) = yield (write_file(path, text, host=host, secret=secret),)
-    done.check(f"cannot write {path}", CannotWriteError)
-
-
 def _note(job: str, tested: Output) -> str:
     what = "Slurm would accept the job" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
@@ -463,13 +449,13 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
     what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
+    lines = has.stdout.splitlines()
     asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
-    there = [
-        f"{words[0]}: {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"
-        for line in has.stdout.splitlines()
-        if len(words := line.split()) == 5
+    partitions = [
+        f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
+        for name, nodes, cpus, memory, gres in filter(lambda fields: len(fields) == 5, map(str.split, lines))
     ]
-    listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
-    has_gpus = not there or any(not one.endswith("no GPU") for one in there)
+    listing = f"; the partitions have: {'; '.join(partitions[:5])}" if has.returncode == 0 and partitions else ""
+    has_gpus = not partitions or any(not partition.endswith("no GPU") for partition in partitions)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
     return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))

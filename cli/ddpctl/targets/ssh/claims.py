@@ -42,19 +42,17 @@ class Ticket:
 
 def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
     """Parse claims that the script of ``list_claims`` has printed. Other lines are skipped."""
-    words = [line.split() for line in lines]
     return tuple(
         Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
-        for run, node, since, engine, *gpus in (one for one in words if len(one) > 3)
+        for run, node, since, engine, *gpus in (fields for fields in map(str.split, lines) if len(fields) > 3)
         if node.isdecimal() and since.isdecimal()
     )
 
 
 def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
     """Parse tickets that the script of ``list_claims`` has printed. Return them in the order of their numbers."""
-    words = [line.split() for line in lines]
-    found = [one for one in words if len(one) == 3 and one[0].isdecimal()]
-    return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in sorted(found))
+    rows = sorted(fields for fields in map(str.split, lines) if len(fields) == 3 and fields[0].isdecimal())
+    return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in rows)
 
 
 def _functions(folder: str) -> str:

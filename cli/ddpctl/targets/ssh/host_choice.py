@@ -1,7 +1,7 @@
 """Chooses the hosts of a launch: the first hosts in the target's list that are ready. All other hosts are spares."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -11,7 +11,7 @@ from ddpctl.job.launch_plan import Plan, counted
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.preflight import NO_ERROR, Facts, GpusTakenError, Judgement, judge, parse_facts
+from ddpctl.targets.ssh.preflight import CLOCK_S, NO_ERROR, Facts, GpusTakenError, Judgement, judge, parse_facts
 from ddpctl.text import format_duration, one_line
 from ddpwire.run_files import CHECKPOINTS
 
@@ -59,8 +59,8 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
     """Return the position of the host that has the checkpoints of a resumed run on its disk, or None."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
-    found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
-    return next(found, None)
+    holders = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
+    return next(holders, None)
 
 
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
@@ -71,46 +71,48 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     order, job = candidates(options, plan), plan.job
     hosts = [options.hosts[number] for number in order]
     facts = yield from look(hosts[: job.max_nodes])
-    found = judge(options, plan, hosts[: len(facts)], facts)
-    if any(found.wrong) and len(hosts) > len(facts):
+    checked = judge(options, plan, hosts[: len(facts)], facts)
+    if any(checked.wrong) and len(hosts) > len(facts):
         facts += yield from look(hosts[len(facts) :])
-        found = judge(options, plan, hosts, facts)
+        checked = judge(options, plan, hosts, facts)
     places = range(len(facts))
-    ready = [place for place in places if not found.kinds(place)]
-    waits = plan.wait_s is not None and found.cuda
-    taken = [place for place in places if found.kinds(place) == {GpusTakenError}] if waits else []
-    resumed = _holder(options, plan) is not None and order[0] == _holder(options, plan)
+    ready = [place for place in places if not checked.kinds(place)]
+    waits = plan.wait_s is not None and checked.cuda
+    taken = [place for place in places if checked.kinds(place) == {GpusTakenError}] if waits else []
+    resumed = order[0] == _holder(options, plan)
     usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
     if len(usable) < job.min_nodes:
-        raise found.refusal(need=job.min_nodes, dry_run=dry_run)
-    usable, notes = _with_checkpoints(options, plan, found, usable, holder_first=resumed)
+        raise checked.refusal(need=job.min_nodes, dry_run=dry_run)
+    usable, notes = _with_checkpoints(options, plan, checked, usable, holder_first=resumed)
     chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
-    notes += [
-        one_line(f"{host.address} is not used: {found.why(place)}")
-        for place, host in enumerate(found.hosts)
-        if place not in chosen and found.kinds(place)
-    ]
+    unused = [place for place in places if place not in chosen and checked.kinds(place)]
+    notes += [one_line(f"{hosts[place].address} is not used: {checked.why(place)}") for place in unused]
+    at = [hosts[place] for place in chosen]
+    facts, rows = tuple(facts[place] for place in chosen), checked.rows
     if waits:
-        hosts = [found.hosts[place] for place in chosen]
-        yield from wait_in_line(options, plan, hosts, [found.facts[place] for place in chosen])
-        again = judge(options, plan, hosts, (yield from look(hosts)))
+        yield from wait_in_line(options, plan, at, facts)
+        again = judge(options, plan, at, (yield from look(at)))
         if any(again.wrong):
-            raise again.refusal(need=len(hosts))
-        found = replace(found, rows=again.rows)
-        facts = tuple(dict(zip(chosen, again.facts, strict=True)).get(place, facts[place]) for place in places)
+            raise again.refusal(need=len(at))
+        facts, rows = again.facts, again.rows
+    clocks = (
+        f"{host.address}: its clock differs from this machine's by {fact.clock_s:+.0f} s"
+        for host, fact in zip(at, facts, strict=True)
+        if fact.clock_s is not None and abs(fact.clock_s) > CLOCK_S
+    )
     return Choice(
         numbers=tuple(order[place] for place in chosen),
-        hosts=tuple(found.hosts[place] for place in chosen),
-        facts=tuple(facts[place] for place in chosen),
-        cuda=found.cuda,
-        rows=found.rows,
-        notes=(*found.clock_warnings(chosen), *notes),
-        machines=found.machines if any(found.wrong) else {},
+        hosts=tuple(at),
+        facts=facts,
+        cuda=checked.cuda,
+        rows=rows,
+        notes=(*clocks, *notes),
+        machines=checked.machines if any(checked.wrong) else {},
     )
 
 
 def _with_checkpoints(
-    options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
+    options: SshOptions, plan: Plan, checked: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
     """Order the usable hosts for a run that resumes. Return these hosts, and a list of notes for the user.
 
@@ -119,12 +121,12 @@ def _with_checkpoints(
     """
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
-    having = [place for place in usable if found.facts[place].get("checkpoint")]
+    having = [place for place in usable if checked.facts[place].get("checkpoint")]
     if holder_first and usable[0] == 0 and (0 in having or not having):
         return usable, []
     why = "their host is excluded"
     if holder_first:
-        why = f"their host is not ready ({found.why(0)})" if found.wrong[0] else "that folder has none now"
+        why = f"their host is not ready ({checked.why(0)})" if checked.wrong[0] else "that folder has none now"
     where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {why}")
     if plan.job.checkpoint_dir:
         return usable, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
@@ -134,9 +136,9 @@ def _with_checkpoints(
             hint="make their host available, or leave out --resume. Next time, set checkpoint_copies or use a shared "
             "folder",
         )
-    best = max(having, key=lambda place: (found.facts[place].step("copy"), found.facts[place].get("checkpoint")))
-    fact, address = found.facts[best], found.hosts[best].address
-    step, announced = fact.step("copy"), max(found.facts[place].step("announced") for place in usable)
+    best = max(having, key=lambda place: (checked.facts[place].step("copy"), checked.facts[place].get("checkpoint")))
+    fact, address = checked.facts[best], checked.hosts[best].address
+    step, announced = fact.step("copy"), max(checked.facts[place].step("announced") for place in usable)
     what = f"{fact.get('checkpoint')} of {address}, a checkpoint that may be older"
     if step:
         what = f"the copy of step {step} on {address}"

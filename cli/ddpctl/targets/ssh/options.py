@@ -6,33 +6,17 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ddpctl.command import Host
-from ddpctl.job.spec import MAX_PORT, RUNTIME_ARGS, JobSpec, check_size
+from ddpctl.job.spec import RUNTIME_ARGS, JobSpec, check_size
 from ddpctl.job.values import Options, Rule, Words, between, matching
+from ddpwire.machine import MAX_PORT
 
 USER = re.compile(r"[\w.][\w.-]*")
-_PATH = re.compile(r"(~/|/)[^\0\n:,]*")
+_PATH = r"(~/|/)[^\0\n:,]*"
+PATH = matching(_PATH, "expected a path that begins with / or ~/, without ':' or ','")
+PROJECT = matching(f"none|sync|{_PATH}", "expected none, sync, or a path that begins with / or ~/, without ':' or ','")
 # ssh must not mistake an address for an option.
 ADDRESS = matching(r"(?!-)[\w.:-]+", "expected a name of ~/.ssh/config, a host name or an IP address")
 NETWORK = matching(r"[A-Za-z0-9][\w.-]*", "host, or a network's name")
-
-
-def check_user(user: str) -> str:
-    """Check that a string can be a user name. Raises ValueError."""
-    if not USER.fullmatch(user):
-        raise ValueError("a log-in name")
-    return user
-
-
-def check_path(path: str) -> str:
-    """Check that a path begins with ``/`` or ``~/``. Raises ValueError."""
-    if not _PATH.fullmatch(path):
-        raise ValueError("expected a path that begins with / or ~/, without ':' or ','")
-    return path
-
-
-def check_project(project: str) -> str:
-    """Check that a string is ``none``, ``sync`` or a path that begins with ``/`` or ``~/``. Raises ValueError."""
-    return project if project in ("none", "sync") else check_path(project)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +25,7 @@ class SshHost(Options):
 
     address: Annotated[str, ADDRESS]
     """As for ssh: a name in ~/.ssh/config, a host name or an IP address."""
-    user: Annotated[str, Rule(check_user)] | None = None
+    user: Annotated[str, matching(USER.pattern, "a log-in name")] | None = None
     """The user to log in as. null: as in ~/.ssh/config, else your user name."""
     port: Annotated[int, between(1, MAX_PORT)] | None = None
     """The port of its sshd. null: as in ~/.ssh/config, else 22."""
@@ -88,12 +72,12 @@ class SshOptions(Options):
     """More options for the container runtime, each as --NAME=VALUE."""
     python: str = "python3"
     """For runtime none: the Python on every host that has ddpctl[train], as a path or a name on PATH."""
-    project: Annotated[str, Rule(check_project)] = "none"
+    project: Annotated[str, PROJECT] = "none"
     """The ranks' code. none: what is in the image (with runtime none: the home folder); sync: this folder is copied to
     every host; PATH: a folder that every host has."""
-    home: Annotated[str, Rule(check_path)] = "~/.ddpctl"
+    home: Annotated[str, PATH] = "~/.ddpctl"
     """The folder on the hosts that contains the runs."""
-    checkpoint_dir: Annotated[str, Rule(check_path)] | None = None
+    checkpoint_dir: Annotated[str, PATH] | None = None
     """A folder shared by all hosts, for the checkpoints of all runs. null: the run's folder on the host of node 0."""
     network: Annotated[str, NETWORK] = "host"
     """The containers' network: host, or one that can reach the other hosts."""
@@ -109,8 +93,8 @@ class SshOptions(Options):
             if address not in addresses:
                 yield "target.exclude", f"{address} is not a host of the target; known: {', '.join(addresses)}"
         if job.checkpoint_copies > 1 and self.checkpoint_dir:
-            wrong = f"{job.checkpoint_copies} copies are useless, because all hosts share the target's checkpoint_dir"
-            yield "job.checkpoint_copies", wrong
+            useless = f"{job.checkpoint_copies} copies are useless"
+            yield "job.checkpoint_copies", f"{useless}, because all hosts share the target's checkpoint_dir"
         has = sum(address not in self.exclude for address in addresses)
         if job.min_nodes > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"

@@ -1,7 +1,7 @@
 """Parses what hosts have reported about themselves, and finds reasons why a run cannot start on them."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -50,15 +50,15 @@ class Judgement:
     @property
     def machines(self) -> dict[str, list[tuple[str, str]]]:
         """The failed checks of each host, with their messages."""
-        found = zip(self.hosts, self.wrong, strict=True)
-        return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in found}
+        pairs = zip(self.hosts, self.wrong, strict=True)
+        return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in pairs}
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
         """Return one error with the problems of all hosts. ``need``: how many hosts are needed."""
         number, bad = len(self.hosts), sum(map(bool, self.wrong))
-        kinds = [kind for one in self.wrong for kind, _, _ in one]
+        kinds = {kind for number in range(number) for kind in self.kinds(number)}
         order = (UnavailableError, ConfigError, NoInputError)
-        kind = next(kind for kind in order if any(issubclass(one, kind) for one in kinds))
+        raised = next(error for error in order if any(issubclass(kind, error) for kind in kinds))
         head = "" if dry_run else "nothing was started: "
         if need < number:
             good = number - bad
@@ -66,17 +66,8 @@ class Judgement:
             head += f"but {need} {'is' if need == 1 else 'are'} needed"
         else:
             head += f"{bad} of {number} hosts {'is' if bad == 1 else 'are'} not ready"
-        found = zip(self.hosts, self.wrong, strict=True)
-        sentences = [one_line(f"{host.address}: {text}") for host, wrong in found for _, _, text in wrong]
-        return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
-
-    def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
-        """Return a warning for each chosen host whose clock is wrong. ``chosen``: the positions of the chosen hosts."""
-        return tuple(
-            f"{self.hosts[number].address}: its clock differs from this machine's by {ahead:+.0f} s"
-            for number in chosen
-            if (ahead := self.facts[number].clock_s) is not None and abs(ahead) > CLOCK_S
-        )
+        sentences = [one_line(f"{host}: {text}") for host, wrong in self.machines.items() for _, text in wrong]
+        return raised("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +161,12 @@ def judge(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequ
     wrong = [[*_alone(options, plan, host, fact, cuda)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
         wrong[number].append((ConfigError, "image", text))
-    for number, text in _listed_twice(hosts, facts):
-        wrong[number].append((ConfigError, "machine", text))
+    names: dict[str, str] = {}  # machine → its first address
+    for address, fact, problems in zip((host.address for host in hosts), facts, wrong, strict=True):
+        machine = fact.get("machine")
+        if machine and (name := names.setdefault(machine, address)) != address:
+            text = f"{address} and {name} are the same machine: remove one of the two from hosts"
+            problems.append((ConfigError, "machine", text))
     rows = table(list(_rows(options, hosts, facts, wrong)))
     return Judgement(
         hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(map(tuple, wrong)), rows=tuple(rows)
@@ -221,9 +216,8 @@ def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: boo
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
     if allowed < job.gpus:
-        has = counted(len(fact.gpus), "GPU") + (
-            f", of which a run may have {host.gpus}" if host.gpus is not None else ""
-        )
+        limit = "" if host.gpus is None else f", of which a run may have {host.gpus}"
+        has = f"{counted(len(fact.gpus), 'GPU')}{limit}"
         fewer = "use fewer, or" if allowed else "use"
         yield ConfigError, "GPUs", f"it has {has}, not {job.gpus}: {fewer} --device cpu for CPU ranks"
     elif fact.get("claims_error"):
@@ -255,26 +249,17 @@ def _taken(job: JobSpec, fact: Facts) -> str:
     )
 
 
-def _listed_twice(hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """Yield the position and an error message for each host that is the same machine as an earlier host."""
-    names: dict[str, str] = {}
-    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
-        machine = fact.get("machine")
-        if machine and (name := names.setdefault(machine, host.address)) != host.address:
-            yield number, f"{host.address} and {name} are the same machine: remove one of the two from hosts"
-
-
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
     """Yield the position and an error for each host whose image is missing or differs from the first host's image."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
             continue
-        if (found := fact.image) is None:
+        if (its_image := fact.image) is None:
             yield number, f"it does not have the image {image}: send it with ddpctl image ship, or pull it there"
         elif first is None:
-            first = (host.address, found)
-        elif why := difference(first[1], found):
+            first = (host.address, its_image)
+        elif why := difference(first[1], its_image):
             yield number, f"{why}, as on {first[0]}: send the same image to all hosts with ddpctl image ship"
 
 
@@ -284,20 +269,17 @@ def _rows(
     yield ("HOST", "SSH", options.runtime.upper() if options.runtime != "none" else "PYTHON", "IMAGE", "GPUS FREE",
            "DISK FREE", "CLOCK", "STATE")  # fmt: skip
     for host, fact, problems in zip(hosts, facts, wrong, strict=True):
-        state = "not ready" if problems else "ready"
-        if fact.failure:
-            yield (host.address, "no", "-", "-", "-", "-", "-", state)
-            continue
-        yield (
-            host.address,
-            "yes",
-            fact.get("engine").removeprefix("Python ") or "no",
-            "-" if options.runtime == "none" else fact.image_id.removeprefix("sha256:")[:12] or "no",
-            f"{len(fact.free_gpus)} of {len(fact.gpus)}",
-            f"{int(fact.get('disk') or 0) * 1024 / GIB:.0f} GiB",
-            "-" if fact.clock_s is None else f"{fact.clock_s:+.1f} s",
-            state,
-        )
+        cells: tuple[str, ...] = ("no", "-", "-", "-", "-", "-")
+        if not fact.failure:
+            cells = (
+                "yes",
+                fact.get("engine").removeprefix("Python ") or "no",
+                "-" if options.runtime == "none" else fact.image_id.removeprefix("sha256:")[:12] or "no",
+                f"{len(fact.free_gpus)} of {len(fact.gpus)}",
+                f"{int(fact.get('disk') or 0) * 1024 / GIB:.0f} GiB",
+                "-" if fact.clock_s is None else f"{fact.clock_s:+.1f} s",
+            )
+        yield (host.address, *cells, "not ready" if problems else "ready")
 
 
 def host_report(host: SshHost, output: Output) -> HostReport:
@@ -305,12 +287,16 @@ def host_report(host: SshHost, output: Output) -> HostReport:
     fact = parse_facts(output)
     if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
         return HostReport(host=host.address, failure=failure)
-    holders = {gpu: claim for claim in fact.claims for gpu in claim.gpus}
+    holders: dict[str, Any] = {
+        gpu: {"run": claim.run, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
+    }
     use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.words.get("use", ()))}
 
-    def number(gpu: str, place: int) -> int | None:
-        text = use.get(gpu, ())[place : place + 1]
-        return int(text[0]) if text and text[0].isdecimal() else None
+    def gpu_report(uuid: str) -> GpuReport:
+        fields = zip(("busy_percent", "memory_mib", "total_mib"), use.get(uuid, ()), strict=False)
+        numbers: dict[str, Any] = {name: int(text) for name, text in fields if text.isdecimal()}
+        computes = uuid in fact.words.get("busy", ())
+        return GpuReport(uuid=uuid, computes=computes, **holders.get(uuid, {}), **numbers)
 
     load = fact.get("load").split()
     return HostReport(
@@ -318,18 +304,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         time=fact.number("now"),
         load=float(load[0]) if len(load) == 2 else None,
         cores=int(load[1]) if len(load) == 2 else None,
-        gpus=tuple(
-            GpuReport(
-                uuid=gpu,
-                computes=gpu in fact.words.get("busy", ()),
-                run=holders[gpu].run if gpu in holders else None,
-                since=holders[gpu].since if gpu in holders else None,
-                busy_percent=number(gpu, 0),
-                memory_mib=number(gpu, 1),
-                total_mib=number(gpu, 2),
-            )
-            for gpu in fact.gpus
-        ),
+        gpus=tuple(map(gpu_report, fact.gpus)),
         cpu_runs=tuple(CpuRun(run=claim.run, since=claim.since) for claim in fact.claims if not claim.gpus),
         waiting=tuple(ticket.run for ticket in fact.tickets),
     )

@@ -195,11 +195,11 @@ def show(options: SshOptions, nodes: Sequence[tuple[str, int]]) -> str:
     # listed at most once, and only if a node has ended without an outcome.
     home = options.home
     if options.runtime == "none":
-        there = '[ -e "$3" ] && ! flock -n -s "$3" true'
+        exists = '[ -e "$3" ] && ! flock -n -s "$3" true'
         listing = f"grep -ahsz '^{names.RUN_DIR}=' /proc/[0-9]*/environ | tr '\\0' '\\n'"
         lefts = [f"{names.RUN_DIR}={path_word(run_path(home, run))}" for run, _ in nodes]
     else:
-        there = '_ddp_remains "$2"'
+        exists = '_ddp_remains "$2"'
         listing = f"{options.runtime} ps --all --filter label={RUN_LABEL} --format '{{{{.Names}}}}'"
         lefts = [shlex.quote(container_name(run, node)) for run, node in nodes]
     folder = '"$_ddp_claims"'
@@ -223,7 +223,7 @@ _ddp_show() {{
   cd "$1" 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; return 0; }}
   alive=false remains=false
   if [ -e {LOCK} ] && ! flock -n -s 9 9<{LOCK}; then alive=true
-  elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {there}; then alive=true; fi
+  elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {exists}; then alive=true; fi
   if [ $alive = false ] && [ ! -e {OUTCOME} ] && _ddp_remains "$2"; then remains=true; fi
   echo "{{\\"alive\\": $alive, \\"remains\\": $remains, \\"node\\": "
   if [ -e {NODE} ]; then cat {NODE}; else echo null; fi

@@ -184,13 +184,15 @@ class SshTarget(Target):
         """Start these nodes. Map the message of each failure to its exit code. Raises ConfigError."""
         commands = []
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
-            gpus = _share(start.plan.job, host, fact) if start.cuda else ()
+            ordered = dict.fromkeys((*fact.gpus[: host.gpus], *fact.gpus))  # those that a run may have come first
+            free = [gpu for gpu in ordered if gpu in fact.free_gpus] if start.cuda else []
+            gpus = tuple(free[: start.plan.job.gpus])
             text = node_script(self.options, start, node, fact, gpus)
             commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets), starts=True))
         outputs = yield tuple(commands)
-        found = zip(hosts, outputs, strict=True)
+        pairs = zip(hosts, outputs, strict=True)
         return {
-            f"{host.address}: {output.last_line()}": output.returncode for host, output in found if output.returncode
+            f"{host.address}: {output.last_line()}": output.returncode for host, output in pairs if output.returncode
         }
 
     def _secret_command(self, run: str, host: Host) -> Command:
@@ -307,14 +309,15 @@ class SshTarget(Target):
                       store_secret=secret.stdout)  # fmt: skip
         if failed := (yield from self._start_nodes(start, lost, taken, [facts[place] for place in ready])):
             raise UnavailableError("\n".join(["a lost node could not be started on a spare host", *failed]))
-        left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
+        lost_hosts = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
         for node, place in zip(lost, ready, strict=True):
             numbers[node] = spares[place]
         moves = ", ".join(
             f"node {node} is restarted on {host.address}, because its host {hosts[node].address} is lost"
             for node, host in zip(lost, taken, strict=True)
         )
-        return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
+        handle = {**handle, "hosts": numbers, "lost_hosts": lost_hosts}
+        return Moved(handle=handle, nodes=tuple(lost), note=one_line(moves))
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
         """Return a report about each host of the target, including excluded hosts."""
@@ -330,13 +333,21 @@ class SshTarget(Target):
             sh(host.host, probe_script(probe, (folder,)), timeout_s=TIMEOUT_S)
             for host, folder in zip(hosts, folders, strict=True)
         )
-        return tuple(one for node, output in enumerate(outputs) for one in read_probe(output, (node,)))
+        return tuple(result for node, output in enumerate(outputs) for result in read_probe(output, (node,)))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until the run has ended on all hosts."""
         wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
+        home, engine = self.options.home, self.options.runtime
+
+        def script(node: int) -> str:
+            if engine == "none":
+                return scripts.signal_process(self.options, run.name, node, signal, wait_s)
+            outcome = json.dumps(asdict(replace(run_files.KILLED_ON_REQUEST, node=node)))
+            return scripts.signal_container(engine, home, run.name, node, signal, wait_s=wait_s, last_word=outcome)
+
         places = self._places(run)
-        outputs = yield tuple(self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in places)
+        outputs = yield tuple(sh(host.host, script(node), timeout_s=wait_s + 30) for node, host in places)
         failed = [
             f"{host.address} (node {node}): {output.last_line()}"
             for (node, host), output in zip(places, outputs, strict=True)
@@ -375,15 +386,6 @@ class SshTarget(Target):
             for host in self._hosts_of(run)
         ]
         return (yield from pull_places(run.name, places, into, best=best))
-
-    def _signal(self, run: Run, node: int, host: Host, signal: StopSignal, *, wait_s: float) -> Command:
-        home, engine = self.options.home, self.options.runtime
-        if engine == "none":
-            text = scripts.signal_process(self.options, run.name, node, signal, wait_s)
-        else:
-            word = json.dumps(asdict(replace(run_files.KILLED_ON_REQUEST, node=node)))
-            text = scripts.signal_container(engine, home, run.name, node, signal, wait_s=wait_s, last_word=word)
-        return sh(host, text, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command in the node's container. Without a container, run it in the ranks' working folder.
@@ -426,26 +428,14 @@ class SshTarget(Target):
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
     """Return the facts for a dry run, with placeholders such as ``<image>`` for what a host lacks."""
     image = {"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}
-    guesses = {
-        "id": ("<uid>:<gid>",),
-        "home": ("<home>",),
-        "ssh": ("- - <address>",),
-        "asked": (job.image,),
-        "image": () if options.runtime == "none" else (json.dumps([image]),),
-    }
-    gpus = tuple(f"<GPU {number}>" for number in range(job.gpus))
-    return tuple(
-        replace(
-            fact,
-            words={
-                **guesses,
-                **fact.words,
-                "image": fact.words["image"] if fact.image else guesses["image"],
-                **({} if len(fact.free_gpus) >= job.gpus else {"gpu": gpus, "busy": ()}),
-            },
-        )
-        for fact in facts
-    )
+    images = {} if options.runtime == "none" else {"image": (json.dumps([image]),)}
+    guesses = {"id": ("<uid>:<gid>",), "home": ("<home>",), "ssh": ("- - <address>",), "asked": (job.image,)}
+    gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(job.gpus)), "busy": ()}
+    assumed = []
+    for fact in facts:
+        words = guesses | fact.words | ({} if fact.image else images)
+        assumed.append(replace(fact, words=words | ({} if len(fact.free_gpus) >= job.gpus else gpus)))
+    return tuple(assumed)
 
 
 def work_dir(options: SshOptions, run: str) -> str:
@@ -476,11 +466,6 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
     if options.checkpoint_dir:
         return f"{options.checkpoint_dir.rstrip('/')}/{plan.name}"
     return scripts.run_path(options.home, plan.name, CHECKPOINTS)
-
-
-def _share(job: JobSpec, host: SshHost, fact: Facts) -> tuple[str, ...]:
-    allowed = fact.gpus if host.gpus is None else fact.gpus[: host.gpus]
-    return tuple(gpu for gpu in (*allowed, *fact.gpus) if gpu in fact.free_gpus)[: job.gpus]
 
 
 def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus: tuple[str, ...]) -> str:

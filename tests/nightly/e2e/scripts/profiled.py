@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ddprun.ranks import rank_profiler
+from ddprun.ranks import rank_server
 
 SECONDS = 60.0  # longer than the test waits: what ends a recording is the script
 trace = Path("trace.json")
@@ -23,7 +23,7 @@ def compute() -> None:
 
 
 def record(seconds: float) -> threading.Thread:
-    recording = threading.Thread(target=lambda: replies.append(rank_profiler.record(str(trace), seconds)), daemon=True)
+    recording = threading.Thread(target=lambda: replies.append(rank_server.record(str(trace), seconds)), daemon=True)
     recording.start()
     return recording
 
