@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ddpctl.commands.arguments import Json, open_context, print_result
+from ddpctl.commands.arguments import Json, print_result
 from ddpctl.commands.launch import PROGRAM, File, Gpus, Nodes, request_of_flags
 from ddpctl.diagnosis.rehearsal import SCENARIOS, Row, judge
 from ddpctl.errors import UsageError
 from ddpctl.operations import rehearsal
+from ddpctl.operations.launcher import open_context
 from ddpctl.text import format_duration
 from ddpwire.exits import Exit
 
