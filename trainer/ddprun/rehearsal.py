@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,7 +173,7 @@ class Run:
                     processes.kill(pid, signal.SIGKILL)
                 break
             time.sleep(POLL_S)
-        processes.kill_descendants(os.getpid(), timeout_s=10.0, reap=processes.reap_all)
+        processes.kill_all(partial(processes.descendants, os.getpid()), timeout_s=10.0, reap=processes.reap_all)
         return None not in self.codes.values()
 
     def _disturb(self, name: str) -> None:
