@@ -156,7 +156,7 @@ class Observer:
         if stepped is not self._clock or os.getpid() != self._pid or not self._trains:
             return
         self._step, self._has_gradients = self._step + 1, False
-        reported = getattr(sys.modules.get("ddpwire.client"), "_last_step", 0)
+        reported = getattr(sys.modules.get("ddprank.client"), "_last_step", 0)
         batches, self._batches = self._batches, []
         self._write("step", self._step, loss=self._loss, reported=reported, batches=batches, **self._state())
         if self._step == self._acts.get("step") and self._acts["rank"] in (None, self._rank):
