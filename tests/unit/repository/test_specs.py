@@ -145,7 +145,8 @@ command that may run or not is not used, and a variable that it sets is unknown.
 - The value of a variable or an option with a secret's name is not copied: set it in your environment (`secrets`).
 - One program becomes `command`: the first of a launcher, else of srun, else of python ([options](your_script.md)). \
 If a node starts fewer ranks than it has GPUs, `ranks` is their number. Each rank sees all GPUs of its node.
-- The Python or the image of the ranks needs ddpctl ([slurm.md](slurm.md), [image.md](image.md)). `apptainer exec` and `singularity run` become `runtime: apptainer` with `sif` or `image`, and their options \
+- The Python or the image of the ranks needs ddpctl ([slurm.md](slurm.md), [image.md](image.md)). \
+`apptainer exec` and `singularity run` become `runtime: apptainer` with `sif` or `image`, and their options \
 `mounts`, `env`, `workdir` and `runtime_args`. The source of a mount must be an absolute path of the nodes.
 - A hostfile names no script: write it as `command`, or after `--`. A configuration of accelerate or a docker-compose \
 file is no launch: ddpctl only says what each of its settings means, and shows no value of docker-compose.
