@@ -22,8 +22,8 @@ import measuring
 import torch
 from torch import nn
 
+from ddprank.heartbeat import Heart
 from ddpwire.events import EventLog
-from ddpwire.heartbeat import Heart
 
 THREADS = 1
 STEPS = 5  # of training, with and without the write of a checkpoint in the background

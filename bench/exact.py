@@ -31,7 +31,7 @@ from typing import Any
 import measuring
 from measuring import runtime_files
 
-from ddpwire.heartbeat import read_beat
+from ddprank.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"

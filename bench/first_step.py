@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
+from ddprank.heartbeat import HEARTBEAT_FILE, Heart
 
 folder, steps, device = Path(sys.argv[1]), int(sys.argv[2]), torch.device(*sys.argv[3:] or ["cpu"])
 dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

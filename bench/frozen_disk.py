@@ -28,8 +28,8 @@ import measuring
 import psutil
 from measuring import runtime_files
 
+from ddprank.heartbeat import read_beat
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import rank_heartbeat
 
 RANK_MAIN = """
@@ -175,7 +175,7 @@ class Job:
 def step(heartbeat: Path | BinaryIO) -> int:
     """Return the step of a rank."""
     beat = read_beat(heartbeat)
-    return beat.step if beat else 0
+    return beat.step or 0 if beat else 0
 
 
 def freeze(way: str, seconds: float, node: int) -> Result:

@@ -148,9 +148,9 @@ def one_training(*options: str, facts: Facts, name: str, device: str) -> list[di
     """Train in this process, as ddptrain does. Add the seconds and the peak of GPU memory. Return the events."""
     import torch
 
+    from ddprank.signals import Signals
     from ddptrain.config import parse_options
     from ddptrain.main import run
-    from ddpwire.signals import Signals
 
     gc.collect()
     if device == "cuda":
@@ -426,8 +426,10 @@ def forecast(device: str, facts: Facts) -> None:
     for name in MODELS if device == "cuda" else MODELS[:2]:
         arguments = [f"--model={name}", "--image=3x64x64", "--batch-size=64", "--dtype=fp32"]
         given: argparse.Namespace = memory_estimate._parser().parse_args(arguments)
-        given.bucket_view = True
-        case, _ = memory_estimate._measure_model(given)
+        size = memory_estimate.TrainingSize(
+            num_parameters=0, optimizer=given.optimizer, dtype=given.dtype, bucket_view=True, shards_all=1
+        )
+        case, _ = memory_estimate._measure_model(given, size)
         rows = {row: size or 0.0 for row, size, _ in case.rows()}
         forecast = sum(size for row, size in rows.items() if "librar" not in row.lower())
         if device == "cpu":

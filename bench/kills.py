@@ -32,7 +32,7 @@ from pathlib import Path
 import measuring
 from measuring import runtime_files, start_python
 
-from ddpwire.heartbeat import read_beat
+from ddprank.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 STEPS_PER_EPOCH = 45  # of the digits
@@ -67,7 +67,7 @@ class Run:
     def step(self) -> int:
         """Return the last step of rank 0 in the current attempt."""
         beat = next(map(read_beat, runtime_files(self.node.parent, rank_heartbeat(0))), None)
-        return beat.step if beat else 0
+        return beat.step or 0 if beat else 0
 
     def attempts(self) -> int:
         return self.log.read_text().count(f"ranks 0 to {self.ranks - 1} of {self.ranks} started")

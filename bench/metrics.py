@@ -32,13 +32,13 @@ def rank(number: int, size: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
+    from ddprank.heartbeat import Heart
     from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressDisplay
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
     from ddptrain.step_timing import ClockPhases, Tracer
     from ddptrain.straggler import StragglerDetector
     from ddpwire.events import EventLog
-    from ddpwire.heartbeat import Heart
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=size)

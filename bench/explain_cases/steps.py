@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddprank.heartbeat import HEARTBEAT_FILE
 from ddprun.ranks import process_groups, rank_profiler
 from ddprun.ranks.rank_server import SOCKET_SUFFIX
 from ddprun.system import compat
-from ddpwire.heartbeat import HEARTBEAT_FILE
 
 WARM_UP, EVERY_S = 50, 4.0
 PHASES = ("outside", "recording", "writing")

@@ -41,6 +41,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "hosts": ("hosts:hosts", "List SSH machines, their GPUs, and the run on each GPU."),
     "bench": ("checks:bench", "Measure the collectives and the links of a target."),
     "doctor": ("checks:doctor", "Check the nodes of a target and the network between them."),
+    "rehearse": ("rehearse:rehearse", "Disturb a script as a cluster will, and say what it loses."),
     "provision": ("provision:provision", "Set up new machines as nodes, with Ansible playbooks."),
     "init": ("setup:init", "Write a commented ddpctl.yaml that fits this machine."),
     "schema": ("setup:schema", "Print the JSON schema of ddpctl.yaml, for use in an editor."),

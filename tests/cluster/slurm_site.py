@@ -16,7 +16,7 @@ from bench.measuring import runtime_files
 from tests.cluster import slurm_lab
 from tests.e2e.driver import PACED
 
-from ddpwire.heartbeat import read_beat
+from ddprank.heartbeat import read_beat
 from ddpwire.run_files import rank_heartbeat
 
 ROOT = Path(__file__).parents[2]

@@ -321,3 +321,34 @@ def test_lost_hosts_are_replaced_by_spares_and_a_copy_of_the_checkpoint(lab: Lab
     finally:
         for number in (0, 1):
             lab.machines[number].plug_in()
+
+
+def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
+    """Node 0's host is lost. A spare is elected, fetches the copy of the checkpoints, and trains on with the others."""
+    lab.write(hosts=addresses(lab, 0, 1, 2, 3), text="")
+    path = lab.folder / "ddpctl.yaml"
+    job = "nodes: 3, spares: 1, gpus: 1, device: cpu, checkpoint_copies: 2}"
+    path.write_text(path.read_text().replace("nodes: 2, gpus: 2, device: cpu}", job))
+    training = ("--epochs=4", "--checkpoint-every=10")
+    launched = lab.ddpctl("launch", "--detach", "--name", "night", "--", str(PACED), "--deterministic", *training)
+    assert launched.returncode == 0, launched.stderr
+    copied = lab.boxes[1].home / f".ddpctl/runs/night/{CHECKPOINTS}/{COPY}"
+    try:
+        wait_until(lambda: re.search(r"epoch +1/", lab.log("night")) and copied.exists(), "a copy", timeout_s=180)
+        waiting = json.loads((lab.boxes[3].home / ".ddpctl/runs/night/node-3/node.json").read_text())
+        assert (waiting["state"], waiting["node"]) == ("spare", 3)
+        lab.machines[0].cut()
+        lab.machines[0].kill()
+        wait_until(lambda: "started (attempt 2)" in lab.log("night", 3), "the spare as node 0", timeout_s=60)
+        status = json.loads(lab.ddpctl("status", "night", "--json").stdout)
+        assert [status["node_reports"][3]["state"][key] for key in ("node", "attempt")] == [0, 2]
+        wait_until(lambda: not lab.alive("night"), "the end", timeout_s=180)
+        ended = json.loads(lab.ddpctl("status", "night", "--json").stdout)
+        assert (ended["state"], ended["code"], ended["outcome"]["attempt"]) == ("succeeded", 0, 2)
+        assert weights(lab.log("night", 3)) == exact.undisturbed((1, 3), training)
+        assert re.search(r"continuing at step (?!1 )", lab.log("night", 3))
+        events = json.loads(lab.ddpctl("timeline", "night", "--json").stdout)["events"]
+        took = [event for event in events if event["event"] == "took_place"]
+        assert [(event["node"], event["machine"], event["epoch"]) for event in took] == [(0, 3, 1)]
+    finally:
+        lab.machines[0].plug_in()

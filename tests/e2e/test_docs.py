@@ -52,7 +52,7 @@ def test_the_docs_show_commands() -> None:
 
 
 LAUNCHES = [line for line in shown("ddpctl") if line.split()[1] == "launch"]
-CHECKS = ("bench", "doctor")
+CHECKS = ("bench", "doctor", "rehearse")
 ON_BOXES = [line for line in LAUNCHES if "boxes" in line.split()]
 ON_A_RUN = [line for line in LAUNCHES if "--resume" in line.split()]
 
@@ -122,8 +122,8 @@ def test_a_command_about_monitoring_parses(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in CHECKS])
 def test_a_check_parses(line: str, tmp_path: Path) -> None:
     """The drawings are drawn; a check is parsed (test_checks.py runs it)."""
-    words = shlex.split(line)[1:]
-    done = in_process(*words, *([] if "--show" in words else ["--help"]), cwd=tmp_path)
+    verb, *words = shlex.split(line)[1:]
+    done = in_process(verb, *([] if "--show" in words else ["--help"]), *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

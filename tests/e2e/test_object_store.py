@@ -15,7 +15,7 @@ import pytest
 from tests import forks
 from tests.e2e.driver import SCRIPTS, ddpctl, events_of, wait_until
 
-from ddpwire.object_store import ObjectStore
+from ddprank.object_store import ObjectStore
 
 ABSENT = [name for name in ("s3fs", "moto", "flask", "flask_cors") if importlib.util.find_spec(name) is None]
 CANARY = "canary-of-a-secret-key"
@@ -106,6 +106,6 @@ def test_without_the_extra_the_message_names_its_package(tmp_path: Path) -> None
     (tmp_path / "without").mkdir()
     (tmp_path / "without/fsspec.py").write_text("raise ImportError('no fsspec here')")
     path = os.pathsep.join((str(tmp_path / "without"), os.environ["PYTHONPATH"]))
-    argv = (sys.executable, "-m", "ddpwire.object_store", "s3://bucket/night", str(tmp_path / "into"))
+    argv = (sys.executable, "-m", "ddprank.object_store", "s3://bucket/night", str(tmp_path / "into"))
     done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
     assert (done.returncode, "pip install s3fs" in done.stderr) == (78, True), done.stderr

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,6 +108,10 @@ class NodeAgent(SimpleElasticAgent):
         self._waits_for_heartbeat = False
         self._world_size = 1
         self.outcome: Outcome | None = None
+        self.on_new_store: Callable[[], None] = lambda: (
+            None
+        )  # called when this node has joined the store of a new node 0
+        self.before_ranks: Callable[[], None] = lambda: None  # called before the ranks start for the first time
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
@@ -137,13 +141,15 @@ class NodeAgent(SimpleElasticAgent):
             if self._node.stop.leaves:
                 self._node.stop.check()
             try:
-                if is_store_lost and self._node.config.is_replaced:
+                if is_store_lost and self._node.config.replaces_node_0:
                     self._rendezvous_handler.join_anew()
+                    self._node.journal.update(master=self._rendezvous_handler.master)
+                    self.on_new_store()
                     self.consensus = self._start_consensus(self.consensus.history)
                 super()._rendezvous(worker_group)
                 break
             except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
-                if not self._node.config.is_replaced:
+                if not self._node.config.replaces_node_0:
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()
@@ -180,6 +186,8 @@ class NodeAgent(SimpleElasticAgent):
         processes = []
         if not self._set_up():
             return {}
+        self.before_ranks()
+        self.before_ranks = lambda: None
         try:
             node.folder.runtime.begin_attempt()
             node.heartbeats.forget()

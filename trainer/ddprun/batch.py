@@ -72,6 +72,8 @@ class BatchStep:
             Outcome(code=code, cause="unavailable", message=message).write(node_dir)
         else:
             code = self._wait(self._srun, is_main=True)
+            if any(outcome.code == 0 for outcome in self._outcomes()):  # srun also counts a task of a lost machine
+                code = 0
         if not (self._may_help(code) and self._requeue()):
             with contextlib.suppress(OSError):
                 secrets = self._run_dir / "secrets"
@@ -125,12 +127,16 @@ class BatchStep:
         self._sent += is_sent
         self._next_at = time.monotonic() + (AGAIN_S if is_sent else RETRY_S)
 
-    def _may_help(self, code: int) -> bool:
-        """Return whether another start of the job may help. An allocation cannot be requeued."""
+    def _outcomes(self) -> list[Outcome]:
         outcomes = []
         for path in self._run_dir.glob(f"node-*/{OUTCOME}"):
             with contextlib.suppress(OSError, ValueError):
                 outcomes.append(read_outcome(path.read_text()))
+        return outcomes
+
+    def _may_help(self, code: int) -> bool:
+        """Return whether another start of the job may help. An allocation cannot be requeued."""
+        outcomes = self._outcomes()
         gave_up = any(outcome.code == Exit.GAVE_UP for outcome in outcomes)
         if code == 0 or self._stops or gave_up or os.environ.get("ENVIRONMENT") != "BATCH":
             return False

@@ -9,10 +9,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+
+from ddprank.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 from ddprun.files.node_dir import Journal, Node
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
@@ -32,16 +36,22 @@ from ddprun.settings.requeue import newest_checkpoint
 from ddprun.system import compat
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
-from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
+
+if TYPE_CHECKING:
+    from ddprun.nodes.election import Voter
 
 DRAIN_S = 5.0
+TakePlace = Callable[[NodeConfig], tuple[Node, NodeCommands]]
 
 
 def bring_up(
     node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
-    report: PreflightReport, downtime: Downtime, commands: NodeCommands,
+    report: PreflightReport, downtime: Downtime, commands: NodeCommands, take_place: TakePlace,
 ) -> Outcome:  # fmt: skip
-    """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError."""
+    """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError.
+
+    A spare first waits for a place, and then calls ``take_place`` with its settings as a node.
+    """
     config, folder, journal = node.config, node.folder, node.journal
     environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
     # Turn off torch's C++ log in this process, because ddprun itself reports problems with a store.
@@ -55,10 +65,16 @@ def bring_up(
     with Progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
         compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
-        from ddprun.files.checkpoint_copies import start_copies
+        from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
+    voter = None
+    if config.is_spare:
+        config, route, voter = stand_by(node, route, workers, signals, report, environ)
+        node, commands = take_place(config)
+        downtime = Downtime(began_at=time.monotonic())
+        journal.emit("took_place", machine=config.machine, epoch=voter.electorate.epoch)
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
     node_metrics = NodeMetrics(node, heartbeats, environ)
     series = node_metrics.series
@@ -70,7 +86,8 @@ def bring_up(
     journal.emit("preflight_done", seconds=time.time() - journal.state.started)
     checks = PeerChecks(config, report, series, environ)
     report.begin("reach" if config.node_rank else "")
-    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=stop.check)
+    check_stop = stop.check
+    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=check_stop, voter=voter)
     if config.node_rank:
         report.done(f"{rendezvous.master} answers")
     journal.update(master=rendezvous.master)
@@ -100,9 +117,22 @@ def bring_up(
         downtime=downtime,
     )
     agent = NodeAgent(context, rendezvous)
-    copies = start_copies(config, route.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
-    if not config.node_rank and not folder.previous_run:
-        report_missing_checkpoint(config, journal.log)
+    is_new = voter is not None and not config.node_rank  # an elected node 0
+
+    def begin_copies(offers_at: str = "") -> CheckpointCopies | None:
+        where = (rendezvous.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
+        return start_copies(config, *where, offers_at=offers_at, is_new=is_new)
+
+    copies = begin_copies()
+
+    def begin_again() -> None:
+        nonlocal copies
+        copies = begin_copies(route.own)
+
+    agent.on_new_store = begin_again
+    if copies and is_new:
+        agent.before_ranks = copies.restore
+    report_missing_checkpoint(config, journal.log, is_first=not (folder.previous_run or voter))
     node_facts.write_inventory(folder.path, config, environ)
     node_metrics.start()
     try:
@@ -122,9 +152,27 @@ def bring_up(
     return agent.outcome
 
 
-def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None]) -> None:
-    """Log a line if this run resumes another run, but the folder of that run's checkpoints is empty or missing."""
-    if config.resumes and config.checkpoint_dir:
+def stand_by(
+    node: Node, route: Route, workers: Workers, signals: Signals, report: PreflightReport, environ: Mapping[str, str]
+) -> tuple[NodeConfig, Route, "Voter"]:
+    """Wait until this spare takes the place of a node. Return its new settings and route. Raises NodeError."""
+    from ddprun.nodes.peer_checks import PeerChecks
+    from ddprun.nodes.spares import Spare
+
+    config, journal = node.config, node.journal
+    stop, series = Stop(workers, config, journal.log), metrics.NodeSeries(CollectorRegistry())
+    route_signals(config, signals, stop, series, journal)
+    journal.update(state="spare")
+    spare = Spare(config, route, log=journal.log, check_stop=stop.check)
+    return spare.wait(PeerChecks(config, report, series, environ))
+
+
+def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None], *, is_first: bool) -> None:
+    """Log a line on node 0 if this run resumes another run, whose folder of checkpoints is empty or missing.
+
+    ``is_first``: whether this is the first start of the run.
+    """
+    if is_first and not config.node_rank and config.resumes and config.checkpoint_dir:
         with contextlib.suppress(OSError):
             if not newest_checkpoint(Path(config.checkpoint_dir)):
                 what = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"

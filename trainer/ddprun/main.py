@@ -147,6 +147,18 @@ def main() -> NoReturn:
     commands = NodeCommands(config, environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
+    def take_place(config: NodeConfig) -> tuple[NodeExit, NodeCommands]:
+        """From now on, be the node of this number."""
+        nonlocal end, node, commands
+        end, node, commands = (
+            replace(end, config=config),
+            config.node_rank,
+            NodeCommands(config, os.environ, console.log),
+        )
+        console.name = log.name = f"node{node}"
+        journal.update(node=node, spare=config.spare)
+        return end, commands
+
     def run() -> Outcome:
         resources = allocate_resources(config, environ)
         route: preflight.Route | None = None
@@ -172,17 +184,22 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(end, route, resources, workers, signals, report, downtime, commands)
+            return bring_up(end, route, resources, workers, signals, report, downtime, commands, take_place)
 
     try:
         outcome = run()
     except Exception as error:
         outcome = outcome_of_error(error, folder)
     commands.tear_down(outcome.code)
+    conclude(outcome, report, end)
+
+
+def conclude(outcome: Outcome, report: PreflightReport, end: NodeExit) -> NoReturn:
+    """Print the table of the preflight if that is all that was asked for, and end this process."""
     if outcome.code:
         report.failed(outcome.message)
-    if config.check_only:
-        console.put(1, report.table().encode())
+    if end.config.check_only:
+        end.console.put(1, report.table().encode())
     end(outcome)
 
 
@@ -249,7 +266,7 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
     """
     if not config.run_dir:
         return
-    folder = config.run_dir / node_name(config.node_rank)
+    folder = config.run_dir / node_name(config.machine)
     wait_for_disk(folder, files, log_early)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
     wait = joining.Wait(config, log_early, pause=lambda _: time.sleep(joining.FULL_POLL_S))

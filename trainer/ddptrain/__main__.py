@@ -10,12 +10,12 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
+from ddprank.signals import Signals
 from ddptrain.config import parse_options
 from ddptrain.errors import TrainError
 from ddptrain.spawn import spawn
 from ddpwire import names
 from ddpwire.exits import Exit
-from ddpwire.signals import Signals
 from ddpwire.streams import open_closed
 
 # The modules of the subcommands. Their function ``main`` takes the arguments, and returns the exit code.

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ddprank.heartbeat import Heart
+from ddprank.signals import Signals
+from ddprank.vote import Vote
 from ddptrain import compat
 from ddptrain.distributed import RankInfo
 from ddptrain.errors import log_warning, os_errors
@@ -27,10 +30,7 @@ from ddptrain.straggler import StragglerDetector
 from ddpwire import metrics as catalogue
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import Heart
-from ddpwire.signals import Signals
 from ddpwire.streams import leave_lost
-from ddpwire.vote import Vote
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

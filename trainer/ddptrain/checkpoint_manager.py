@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ddprank.object_store import ObjectStore, StoreError, Uploader
 from ddptrain import compat
 from ddptrain.checkpoint import (
     Checkpoint,
@@ -53,7 +54,6 @@ from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
-from ddpwire.object_store import ObjectStore, StoreError, Uploader
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ddprank.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 from ddptrain.checkpoint import map_tensors
 from ddptrain.config import SHARDED, Options, RankOptions
 from ddptrain.errors import TrainError, config_error, log_error
 from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT, usable_cores
-from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 
 ENV_INIT_METHOD = "env://"  # where the ranks meet, unless --init-method says otherwise
 _OPEN_MPI_NAMES = {  # Open MPI's names: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables

@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ddprank.heartbeat import HEARTBEAT_FILE, Heart
+from ddprank.signals import Signals
 from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, StopVote, open_progress
 from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
@@ -58,9 +60,7 @@ from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog, events_of
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 from ddpwire.run_files import write_error
-from ddpwire.signals import Signals
 
 RECORDS = 2000  # collectives that the flight recorder keeps, with --debug
 _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}

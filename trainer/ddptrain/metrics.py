@@ -42,7 +42,7 @@ class Metrics:
 
     def _open(self, metric: Metric) -> None:
         """Create a metric's series with the value 0. ``count`` creates those of phases and of communication."""
-        from ddpwire.series import series_of  # imports prometheus_client
+        from ddprank.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
         known = () if metric in (catalogue.STEP_PHASE, catalogue.COMM) else product(*metric.labels.values())

@@ -14,9 +14,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
+from ddprank.signals import STOPS
 from ddpwire import names
 from ddpwire.exits import Exit, of_status
-from ddpwire.signals import STOPS
 
 GRACE_S = 15.0  # time for the other ranks to exit after one has failed, and then again after SIGTERM
 

@@ -1,5 +1,5 @@
-"""The names and formats that ddpctl, ddprun and ddptrain share: variables, exit codes, metrics, files.
+"""The names and formats that the programs share: variables, exit codes, metrics, events, files.
 
-All three programs import this package, and it imports none of them. It uses only the standard library. The exceptions
-are ``vote`` (torch), ``series`` (prometheus_client) and ``object_store`` (fsspec), which run in a rank's process.
+All programs import this package, and it imports none of them. It uses only the standard library. ``script`` is the name
+by which a script imports ``ddprank.client``.
 """

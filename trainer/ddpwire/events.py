@@ -39,6 +39,9 @@ KINDS: Mapping[str, str] = {
         "A rank ended. Keys: cause (as in ddp_rank_exits_total), status (its exit code; negative for a signal)."
     ),
     "failed": "An attempt failed. Keys: cause and message (as in outcome.json), rank and node (where it failed).",
+    "took_place": (
+        "This spare takes the place of a lost node. Keys: machine (its number as a spare), epoch (of node 0)."
+    ),
     "restart": "All ranks are about to be restarted. Keys: reason (as in ddp_restarts_total).",
     "recovered": "Training continues after a restart. Keys: seconds (since the failure), steps_lost.",
     "signal": "ddprun received a signal that requests a stop, or a signal for the ranks. Keys: signal (its name).",
@@ -102,7 +105,7 @@ class EventLog:
         self.attempt = attempt
         self.append: Callable[[Path, bytes, int], object] = append_bounded  # raises OSError
         self._path = Path(path) if path else None
-        self._node, self._rank = node, rank
+        self.node, self._rank = node, rank
 
     def emit(
         self,
@@ -121,7 +124,7 @@ class EventLog:
         record = Event(
             event=event,
             time=time.time() - ago_s,
-            node=self._node if node is None else node,
+            node=self.node if node is None else node,
             attempt=self.attempt,
             rank=self._rank if rank is None else rank,
             step=step,

@@ -42,6 +42,7 @@ NODE_REPLACED: Final = "DDP_NODE_REPLACED"  # 1: a controller replaces a node th
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one
 DEADLINE: Final = "DDP_DEADLINE"  # when a node must have ended: seconds from the start, or an ISO time
 ONE_PORT: Final = "DDP_ONE_PORT"  # 1: the ranks also meet on the master port; for checks of a network
+REHEARSAL: Final = "DDP_REHEARSAL"  # what the observer in the ranks does, as JSON: only under ddpctl rehearse
 ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
 EXIT_CODE: Final = "DDP_EXIT_CODE"  # for node_teardown: the exit code of the run
 LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: when it is closed, ddprun saves and stops

@@ -73,6 +73,7 @@ ENVIRONMENT = "environment.json"
 State = Literal[  # of a node
     "starting",  # it makes its checks or, after the rendezvous, starts its ranks, for which it may import torch
     "rendezvous",
+    "spare",  # it waits to take the place of a lost node
     "training",  # its ranks run; ddpctl shows "running" until a rank has reported a step
     "stopping",
     "succeeded",
@@ -262,6 +263,7 @@ class NodeState:
     state: State
     started: float  # when ddprun started, in seconds since the epoch
     run_uid: str = ""  # distinguishes runs of the same name
+    spare: int | None = None  # the number of this machine while it was a spare; None: it was none
     attempt: int = 1
     last_failure: str = ""  # why the previous attempt failed; empty: there was none, or this node did not take part
     metrics: str | None = None  # the URL to scrape; None: not served yet

@@ -1,7 +1,7 @@
-"""Another name for `ddpwire.client`, for scripts to import: ``import ddpwire.script as ddp``."""
+"""Another name for `ddprank.client`, for scripts to import: ``import ddpwire.script as ddp``."""
 
 import sys
 
-from ddpwire import client
+from ddprank import client
 
 sys.modules[__name__] = client

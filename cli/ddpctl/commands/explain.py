@@ -146,7 +146,7 @@ def ask(
     deadline = time.monotonic() + timeout_s
     nodes = launcher.probe(context, run, Probe(metrics=False, request=request))
     answers: tuple[ProbeResult, ...] = ()
-    while len(answers) < len(nodes) and time.monotonic() < deadline:
+    while len(answers) < min(len(nodes), run.job.max_nodes) and time.monotonic() < deadline:  # spares do not answer
         time.sleep(POLL_S)
         nodes = launcher.probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
         answers = tuple(node for node in nodes if request in node.files.get(file, ""))

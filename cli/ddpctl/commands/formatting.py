@@ -84,7 +84,10 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> list[
 
 def _nodes_table(state: RunStatus) -> list[str]:
     """Return a table with a row for each node. Without living nodes, a column without a value is left out."""
-    rows = [(f"  {report.node}", *_node_cells(report, state)) for report in state.nodes]
+    places = [
+        report.node if report.number == report.node else f"{report.node} as {report.number}" for report in state.nodes
+    ]
+    rows = [(f"  {place}", *_node_cells(report, state)) for place, report in zip(places, state.nodes, strict=True)]
     if not rows:
         return []
     if not state.ended and any(report.state for report in state.nodes):

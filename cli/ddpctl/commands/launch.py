@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -19,10 +20,10 @@ from ddpctl.commands.arguments import DryRun, parse_time
 from ddpctl.commands.explain import emit_end
 from ddpctl.errors import ConfigError, UsageError, writing
 from ddpctl.execution.executor import Executor
-from ddpctl.job.launch_plan import Request, command_line, unexpanded, unused_gpus
+from ddpctl.job.launch_plan import Request, command_line, script_of, unexpanded, unused_gpus
 from ddpctl.job.secrets import exposed, exposed_arguments
 from ddpctl.job.spec import NAME_PATTERN
-from ddpctl.operations import launcher
+from ddpctl.operations import check_job, launcher
 from ddpctl.operations.doctor import only_sound
 from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.runs import run_store
@@ -53,6 +54,7 @@ PROGRAM = (
 # field, which parses its text and documents it.
 FLAGS: Mapping[str, Any] = {
     "nodes": Nodes,
+    "spares": Annotated[str | None, _option("--spares", metavar="N")],
     "gpus": Gpus,
     "ranks": Annotated[str | None, _option("--ranks", metavar="R")],
     "target": Target,
@@ -155,9 +157,22 @@ def launch(
         return
     state, code = launcher.follow(context, run, launched=True)
     emit_end(context, run, state, code)
+    if not code:
+        name_rehearse(context, run)
     if pull and state.ended:
         print(launcher.pull(context, run))
     raise typer.Exit(int(code))
+
+
+def name_rehearse(context: AppContext, run: Run) -> None:
+    """After the first run of a script that has succeeded, say once that the script can be rehearsed."""
+    said = context.root / check_job.CHECKS / "rehearse-named"
+    if (script := script_of(run.job.command)) and not said.exists():
+        with suppress(OSError):
+            said.parent.mkdir(exist_ok=True)
+            said.touch()
+            command = f"ddpctl rehearse -- {command_line(run.job)}"
+            context.emit(f"  next         {command} shows what {script} loses when ranks are killed or stopped")
 
 
 def _request(context: AppContext, flags: Flags, resume: str | None) -> Request:
@@ -251,6 +266,11 @@ def request_of_flags(flags: Flags) -> Request:
     )
     if request.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(request.kind):
         raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {request.kind}, only with ssh")
+    if request.job.spares and "spares" not in targets.capabilities(request.kind):
+        hint = "leave out spares" + (": Kubernetes itself replaces a lost pod" if request.kind == "kubernetes" else "")
+        raise ConfigError(
+            f"spares: not allowed with a target of kind {request.kind}, only with ssh and slurm", hint=hint
+        )
     return replace(request, name=flags.get("name"))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ddpwire.version import __version__
 
-PACKAGES = ("ddpctl", "ddpwire", "ddprun", "ddptrain", "ddpcheck")
+PACKAGES = ("ddpctl", "ddpwire", "ddprank", "ddprun", "ddptrain", "ddpcheck")
 _PROGRAMS = """\
 [console_scripts]
 ddpctl = ddpctl.__main__:main

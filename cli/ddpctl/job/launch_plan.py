@@ -98,7 +98,8 @@ def title(job: JobSpec) -> str:
     """Return a short description of a run, such as ``2 nodes x 4 ranks of train.py``."""
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
-    return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}"
+    spares = f", with {counted(job.spares, 'spare')}" if job.spares else ""
+    return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}{spares}"
 
 
 def counted(number: int | str, noun: str) -> str:
@@ -155,6 +156,7 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     """
     job = plan.job
     options: dict[str, float | None] = {
+        "--spares": job.spares or None,
         "--grace": job.grace,
         "--restart-limit": job.max_restarts,
         "--join-timeout": job.join_timeout,

@@ -156,6 +156,8 @@ class JobSpec(Options):
     """The job's name: lower-case letters, digits and '-'. A run's default name is this name and a random word."""
     nodes: Annotated[str, Rule(check_nodes, {"pattern": names.NODES_PATTERN})] = "1"
     """Number of nodes: N, or MIN:MAX to start with fewer nodes if not all join in time."""
+    spares: Annotated[int, between(0, 4999)] = 0
+    """Additional machines that wait to take the place of a lost node, fewer than nodes; on SSH hosts and Slurm."""
     gpus: Annotated[int, between(1, 64)] = 1
     """GPUs per node, with one rank each. On machines without GPUs: ranks per node."""
     ranks: Annotated[int, between(1, 64)] | None = None
@@ -219,6 +221,11 @@ class JobSpec(Options):
         return self.ranks or self.gpus
 
     @property
+    def max_machines(self) -> int:
+        """The number of nodes that are started, and of spares."""
+        return self.max_nodes + self.spares
+
+    @property
     def world_size(self) -> int:
         """The number of ranks on all nodes, if all nodes join."""
         return self.max_nodes * self.local_world_size
@@ -236,6 +243,9 @@ class JobSpec(Options):
                 "job.ranks",
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}, the number of ranks per node: {todo}",
             )
+        if self.spares and (self.min_nodes < self.max_nodes or self.spares >= self.max_nodes):
+            todo = "use a fixed number of nodes, larger than the number of spares: so the machines that can train are "
+            yield "job.spares", f"{self.spares} for {self.nodes} nodes: {todo}always more than half of all"
         if self.checkpoint_copies > self.max_nodes:
             yield (
                 "job.checkpoint_copies",

@@ -398,8 +398,8 @@ def is_unplaced(run: Run) -> bool:
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
     """Run a command on the machine or in the container of a node. Raises NoInputError if there is no such node."""
-    if not 0 <= node < run.job.max_nodes:
-        raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_nodes - 1}")
+    if not 0 <= node < run.job.max_machines:
+        raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_machines - 1}")
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 
@@ -427,7 +427,7 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
     """Fetch the checkpoints from the run's object store, if it has one, and the other files from its machines."""
     for one in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
         into = folder / one.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
-        argv = (sys.executable, "-P", "-m", "ddpwire.object_store", str(one.job.checkpoint_dir), str(into))
+        argv = (sys.executable, "-P", "-m", "ddprank.object_store", str(one.job.checkpoint_dir), str(into))
         (done,) = yield (Command(argv=(*argv, "--best") if best else argv, mode="stream", timeout_s=None),)
         if done.returncode:
             failure = ConfigError if done.returncode == Exit.CONFIG else UnavailableError

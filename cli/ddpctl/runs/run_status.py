@@ -99,6 +99,16 @@ class NodeReport:
     gone: bool = False  # its folder no longer exists
     remains: bool = False  # ddprun was killed, but other processes of the run still exist
 
+    @property
+    def number(self) -> int:
+        """The number of the node that this machine is. It differs from ``node`` after a spare has taken a place."""
+        return self.state.node if self.state and self.state.spare is not None else self.node
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this machine waits, or has waited, to take the place of a lost node."""
+        return self.state is not None and self.state.state == "spare"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
@@ -183,16 +193,33 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
     )
 
 
+def present_nodes(nodes: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
+    """Return the reports without those of lost machines whose place a spare has taken."""
+    moved = (report for report in nodes if report.state and report.number != report.node)
+    latest = {report.number: report for report in sorted(moved, key=lambda one: one.state.attempt if one.state else 0)}
+    return tuple(report for report in nodes if latest.get(report.number, report) is report)
+
+
+def _describe_spares(nodes: Iterable[NodeReport]) -> str:
+    """Return the end of a sentence about spares that wait, and about those that have taken a place."""
+    waiting = sum(report.alive and report.is_spare for report in nodes)
+    moved = [f"spare {report.node} is node {report.number}" for report in nodes if report.number != report.node]
+    texts = [f"{waiting} spare{'s' * (waiting > 1)} waiting"] * (waiting > 0) + moved
+    return "".join(f", {text}" for text in texts)
+
+
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
     """Return the status of a run.
 
     ``young`` is true if the run was launched so recently that its nodes may still be starting.
     """
+    every, nodes = nodes, present_nodes(nodes)
     outcomes = [report.outcome for report in nodes if report.outcome]
     outcome = min(outcomes, key=lambda outcome: outcome.cause == "node_lost", default=None)
-    alive = [report for report in nodes if report.alive]
+    alive = [report for report in nodes if report.alive and not report.is_spare]
+    alive = alive or [report for report in nodes if report.alive]
     gone = [report.node for report in nodes if report.gone]
-    status = partial(RunStatus, run=run, nodes=nodes, remains=not alive and any(report.remains for report in nodes))
+    status = partial(RunStatus, run=run, nodes=every, remains=not alive and any(report.remains for report in nodes))
     state: State
     if gone and not outcome and not young:
         folders = "the folder of node" if len(gone) == 1 else "the folders of nodes"
@@ -205,13 +232,14 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}
         # Node 0 may continue without a node that has lost it.
-        continues = any(report.node == 0 for report in alive) and outcome and outcome.cause == "node_lost"
+        continues = any(report.number == 0 for report in alive) and outcome and outcome.cause == "node_lost"
         state = (
             "stopping"
             if outcome and not continues
             else next((state for state in _ORDER if state in states), "stopping")
         )
-        message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
+        number = sum(not report.is_spare for report in nodes)
+        message = f"{len(alive)} of {number} node{'s' * (number != 1)} alive{_describe_spares(nodes)}"
         reported = [report.state for report in alive if report.state]
         attempt = max((node.attempt for node in reported), default=1)
         why = next((node.last_failure for node in reported if node.attempt == attempt and node.last_failure), "")

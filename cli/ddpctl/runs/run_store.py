@@ -298,7 +298,7 @@ def known_end(run: Run) -> RunStatus | None:
 
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
-    paths = {node: Path(run.folder) / node_name(node) / OUTCOME for node in range(run.job.max_nodes)}
+    paths = {node: Path(run.folder) / node_name(node) / OUTCOME for node in range(run.job.max_machines)}
     try:
         return {node: read_outcome(read_record(path).decode()) for node, path in paths.items()}
     except (OSError, ValueError):

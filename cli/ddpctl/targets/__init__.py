@@ -116,8 +116,9 @@ class LogQuery:
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return each requested node and its requested ranks. An empty tuple of ranks stands for the whole node."""
-        nodes = [node for node in range(run.job.max_nodes) if not self.nodes or node in self.nodes]
-        ranks = {node: tuple(r for r in self.ranks if r // run.job.local_world_size == node) for node in nodes}
+        nodes = [node for node in range(run.job.max_machines) if not self.nodes or node in self.nodes]
+        first_spare, num = run.job.max_nodes, run.job.local_world_size  # a spare may have taken the place of any node
+        ranks = {node: tuple(r for r in self.ranks if r // num == node or node >= first_spare) for node in nodes}
         return tuple((node, ranks[node]) for node in nodes if ranks[node] or not self.ranks)
 
 
@@ -134,6 +135,7 @@ Capability = Literal[
     "interrupt",  # ddpctl can send SIGINT to the ranks of its runs, as Ctrl-C does
     "pull",  # `ddpctl pull` fetches what its runs write
     "queue",  # its runs wait in a queue before their nodes start
+    "spares",  # further machines can wait to take the place of a lost node
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
     "sweep",  # ddpctl finds what a run has left behind by the run's name, even if the run's record does not list it

@@ -53,6 +53,7 @@ WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
 LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
+    "took_place",
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
 Placed = Mapping[int, Sequence[float]]  # the times at which each node got a machine, in seconds since the epoch
@@ -435,6 +436,8 @@ def describe_event(event: Event) -> str:
             return (
                 f"training again, {event.seconds or 0:.1f} s after the failure; {facts.get('steps_lost', 0)} steps lost"
             )
+        case "took_place":
+            return f"spare {facts.get('machine', '?')} takes the place of node {event.node}"
         case "straggler":
             ratio = facts.get("ratio")
             return f"{who} is slow" + (f": {ratio:.1f} x the others" if isinstance(ratio, float) else "")

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from tests import forks
 
+from ddprank.heartbeat import read_beat
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import LOCK, rank_heartbeat, rank_metrics
 
 # Runs ddprun in a process whose flock fails as it does there.

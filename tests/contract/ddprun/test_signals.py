@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_kills_and_is_137(runs, tmp_path):
 
 SAVES = """\
 import os, signal, sys, time
-from ddpwire.heartbeat import Heart
+from ddprank.heartbeat import Heart
 
 def save(number, frame):
     sys.exit()  # after a checkpoint

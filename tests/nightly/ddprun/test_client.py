@@ -6,10 +6,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpwire import test_client
-from tests.unit.ddpwire.test_client import Start, wait_for
+from tests.unit.ddprank import test_client
+from tests.unit.ddprank.test_client import Start, wait_for
 
-from ddpwire.heartbeat import read_beat
+from ddprank.heartbeat import read_beat
 
 start = test_client.start  # the fixture
 

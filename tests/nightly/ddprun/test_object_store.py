@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpwire import test_object_store
-from tests.unit.ddpwire.test_object_store import damaged_store, stored
+from tests.unit.ddprank import test_object_store
+from tests.unit.ddprank.test_object_store import damaged_store, stored
 
+from ddprank.object_store import INDEX, ObjectStore, StoreError
 from ddpwire.exits import Exit
-from ddpwire.object_store import INDEX, ObjectStore, StoreError
 
 url = test_object_store.url  # the fixture
 

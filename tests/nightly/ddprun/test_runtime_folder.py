@@ -13,12 +13,12 @@ import pytest
 from tests.fixtures.nodes import until
 from tests.unit.ddprun.test_runtime_folder import block
 
+from ddprank.heartbeat import Heart
 from ddprun.agent import NodeAgent
 from ddprun.files.runtime_dir import PREFIX, RuntimeDir
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.system import file_writer
 from ddprun.system.file_writer import FileWriter
-from ddpwire.heartbeat import Heart
 from ddpwire.run_files import METRICS, rank_heartbeat
 
 

@@ -7,9 +7,9 @@ import exact
 import pytest
 from tests import forks
 
+from ddprank.signals import Signals
 from ddptrain.config import parse_options
 from ddptrain.main import run
-from ddpwire.signals import Signals
 
 
 def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(

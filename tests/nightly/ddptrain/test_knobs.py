@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.unit.ddptrain.test_knobs import TINY
 
+from ddprank.signals import Signals
 from ddptrain import training_state
 from ddptrain.config import parse_options
 from ddptrain.main import run
 from ddptrain.training_state import Precision
-from ddpwire.signals import Signals
 
 CONVNET = (*TINY, "--model=convnet", "--norm=group", "--precision=fp32", "--epochs=1")
 

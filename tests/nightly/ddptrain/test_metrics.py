@@ -11,8 +11,8 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests.messages import assert_names
 
+from ddprank.heartbeat import read_beat
 from ddpwire.events import read_events
-from ddpwire.heartbeat import read_beat
 from ddpwire.metrics import CATALOGUE, OF_A_RANK, STEP_PHASES, Metric
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")

@@ -9,6 +9,7 @@ import torch
 from tests.messages import assert_names
 from tests.unit.ddptrain.test_text import CPU, text
 
+from ddprank.signals import Signals
 from ddptrain.config import ModelOptions, parse_options
 from ddptrain.data.text import TextBatches, load_text
 from ddptrain.distributed import RankInfo, World
@@ -19,7 +20,6 @@ from ddptrain.memory_estimate import LIBRARY_BYTES, warn_if_too_large
 from ddptrain.memory_estimate import main as fit
 from ddptrain.models import build_gpt
 from ddptrain.training_state import build_training_state
-from ddpwire.signals import Signals
 
 
 def test_windows_begin_elsewhere_in_each_epoch_whatever_the_batch(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_the_wheel_holds_the_packages_and_the_playbooks(dist: Path) -> None:
     assert {name.split("/")[0] for name in names - data} == {
         "ddpctl",
         "ddpwire",
+        "ddprank",
         "ddprun",
         "ddptrain",
         "ddpcheck",

@@ -9,6 +9,7 @@ import typer
 from tests.in_process import ddpctl, verbs
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
+from ddpctl.errors import DdpctlError
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
@@ -29,6 +30,7 @@ targets:
 ROWS = [
     ("nodes", "--nodes 2:4", "job.nodes", "2:4"),
     ("nodes", "-n 3", "job.nodes", "3"),
+    ("spares", "-t hpc --nodes 3 --spares 1", "job.spares", 1),
     ("gpus", "--gpus 4", "job.gpus", 4),
     ("ranks", "--gpus 4 --ranks 2", "job.ranks", 2),
     ("target", "--target boxes", "kind", "ssh"),
@@ -125,6 +127,15 @@ def test_a_flag_sets_its_value(
     request_of: Callable[[str], Request], flag: str, arguments: str, place: str, value: object
 ) -> None:
     assert attrgetter(place)(request_of(arguments)) == value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["-t lab --nodes 3 --spares 1", "-t t4s --spares 1", "-t hpc --nodes 2 --spares 2", "-t hpc -n 2:3 --spares 1"],
+)
+def test_spares_are_refused_where_they_cannot_help(request_of: Callable[[str], Request], arguments: str) -> None:
+    with pytest.raises(DdpctlError, match="spares"):
+        request_of(arguments)
 
 
 @pytest.mark.usefixtures("project")

@@ -21,8 +21,8 @@ from ddpctl import main
 DDPCTL = (sys.executable, "-m", "ddpctl")
 VERBS = (
     "launch", "render", "ps", "status", "logs", "explain", "profile", "stop", "top", "report", "timeline", "rm",
-    "attach", "exec", "shell", "suspend", "resume", "pull", "export", "hosts", "bench", "doctor", "provision",
-    "init", "schema", "version", "image", "monitor",
+    "attach", "exec", "shell", "suspend", "resume", "pull", "export", "hosts", "bench", "doctor", "rehearse",
+    "provision", "init", "schema", "version", "image", "monitor",
 )  # fmt: skip
 
 

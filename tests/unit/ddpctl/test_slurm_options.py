@@ -41,6 +41,13 @@ def test_extra_gres_join_those_of_ddpctl_because_sbatch_takes_the_last() -> None
     assert [line for line in lines if line.startswith(("--gres", "--mem"))] == ["--gres=gpu:2,disk:10", "--mem=0"]
 
 
+def test_allocation_with_spares_is_larger_and_survives_the_loss_of_a_node() -> None:
+    lines = directives(replace(JOB, nodes="3", spares=2), SlurmOptions())
+    assert ("--nodes=5" in lines, "--no-kill" in lines) == (True, True)
+    job = replace(JOB, nodes="3", spares=1)
+    assert [key for key, _ in SlurmOptions(runtime="docker").problems(job)] == ["job.spares"]
+
+
 def test_a_problem_of_the_options_is_named_by_its_key() -> None:
     job = replace(JOB, time_limit="2m", memory="64Gi", env={"SLURM_X": "1"})
     problems = list(SlurmOptions(sif="/x.sif", extra=("--mem=0",)).problems(job))

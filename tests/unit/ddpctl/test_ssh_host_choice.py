@@ -45,6 +45,14 @@ def test_the_first_hosts_and_no_spare_is_asked() -> None:
     assert (choice.numbers, choice.notes, asked) == ((0, 1), (), ["box1", "box2"])
 
 
+def test_spares_get_hosts_as_nodes_do_and_a_launch_without_them_is_refused() -> None:
+    plan = replace(PLAN, job=replace(PLAN.job, spares=1))
+    choice, _ = chosen(plan, box2=DEAD)
+    assert (choice.numbers, choice.nodes(plan.job)) == ((0, 2, 3), "2")
+    with pytest.raises(UnavailableError):
+        chosen(plan, box2=DEAD, box3=DEAD)
+
+
 def test_a_dead_host_is_passed_over() -> None:
     choice, asked = chosen(PLAN, box2=DEAD)
     assert (choice.numbers, asked) == ((0, 2), ["box1", "box2", "box3", "box4"])

@@ -50,7 +50,7 @@ class Nodes:
     def folder_of(self, node):
         return self.folder / f"box{node}"
 
-    def start(self, node, *, secret=SECRET, copies=2):
+    def start(self, node, *, secret=SECRET, copies=2, **named):
         self.folder_of(node).mkdir(exist_ok=True)
         config = SimpleNamespace(
             checkpoint_dir=str(self.folder_of(node)),
@@ -63,7 +63,8 @@ class Nodes:
         journal = Journal()
         store = SimpleNamespace(clone=lambda: stores.SignedStore(self.store, secret, "night"))
         node_dir = self.folder / "node-0"
-        return start_copies(config, "127.0.0.1", store, lambda: self.members, journal, node_dir), journal
+        members = lambda: self.members  # noqa: E731
+        return start_copies(config, "127.0.0.1", store, members, journal, node_dir, **named), journal
 
     def save(self, step, *, keep=2, data=b""):
         """As ddptrain does: the data, the deletion of an old one, the event."""
@@ -111,6 +112,26 @@ def test_a_copy_follows_the_folder_of_node_0(nodes):
     assert not nodes.content(2), "node 2 keeps no copy"
     assert [facts["step"] for facts in journal.of("checkpoint_copied")][-1] == 3
     assert not journal.lines
+
+
+def test_a_new_node_0_fetches_the_newest_copy_before_it_announces_anything(nodes, tmp_path):
+    for node, step in ((1, 3), (2, 5)):  # of which each has a copy of another checkpoint
+        nodes.members = (0, node)
+        nodes.start(0)
+        nodes.start(node)
+        nodes.save(step)
+        until(lambda node=node, step=step: nodes.has(node, step))
+    lost = nodes.content(0)
+    after = Nodes(tmp_path)  # the store of the new node 0, whose folder is empty
+    after.members, after.folder_of = (0, 1, 2), lambda node: tmp_path / ("spare" if node == 0 else f"box{node}")
+    for node in (1, 2):
+        after.start(node, offers_at="127.0.0.1")
+    new, journal = after.start(0, is_new=True)
+    assert (after.content(0), after.store.check([ANNOUNCED])) == ({}, False)
+    new.restore()
+    assert (after.content(0), read_manifest(tmp_path / "spare" / COPY).step) == (lost, 5)
+    assert [facts["step"] for facts in journal.of("checkpoint_copied")] == [5]
+    until(lambda: after.store.check([ANNOUNCED]))
 
 
 def test_copies_need_a_secret(nodes):

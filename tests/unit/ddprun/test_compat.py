@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.torch_version import TorchVersion
 
 from ddprun.ranks import fork_server
@@ -42,3 +43,33 @@ def test_the_oldest_torch_is_that_of_the_package() -> None:
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert f"torch>={compat.MIN_TORCH}" in extras["train"]
     assert not [requirement for requirement in extras["agent"] if requirement.startswith("torch")]
+
+
+def test_a_script_may_have_hooks_of_its_own_for_the_steps_of_optimizers() -> None:
+    """torch iterates over all hooks while it calls them: a hook that removes itself would end the script."""
+    calls: list[str] = []
+    compat.before_first_step(lambda: calls.append("ddprun"))
+    own = register_optimizer_step_pre_hook(lambda *_: calls.append("script"))
+    try:
+        weight = torch.zeros(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(2):
+            optimizer.step()
+    finally:
+        own.remove()
+    assert calls == ["ddprun", "script", "script"]
+
+
+def test_the_samples_of_each_batch_and_the_end_of_an_epoch_are_seen() -> None:
+    batches: list[tuple[int, object]] = []
+    ends: list[int] = []
+    loader = torch.utils.data.dataloader
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_next_index", "__next__", "_reset"):
+            patch.setattr(loader._BaseDataLoaderIter, name, getattr(loader._BaseDataLoaderIter, name))
+        compat.watch_batches(lambda epoch, indices: batches.append((epoch, indices)), ends.append)
+        for _ in range(2):
+            for _ in torch.utils.data.DataLoader([10, 11, 12], batch_size=2):
+                pass
+    assert batches == [(0, [0, 1]), (0, [2]), (1, [0, 1]), (1, [2])]
+    assert ends == [0, 1]

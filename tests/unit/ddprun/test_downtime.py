@@ -1,7 +1,7 @@
 """The time before ranks were started, by what it went for."""
 
+from ddprank.heartbeat import Beat
 from ddprun.metrics.recovery import Downtime
-from ddpwire.heartbeat import Beat
 
 
 def test_the_first_start_of_a_run_has_met_and_a_later_one_has_waited_too() -> None:

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ddprank.heartbeat import Heart
 from ddprun.files.node_dir import encode_summary, read_previous_run
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import RankSeries
-from ddpwire.heartbeat import Heart
 from ddpwire.run_files import HEARTBEAT, SUMMARY, RankProcess, rank_heartbeat
 
 COUNT = """

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.unit.ddprun.test_rank_metrics import count, rank_series, samples
 
+from ddprank.heartbeat import Heart
 from ddprun.files.runtime_dir import PREFIX, RuntimeDir
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics.metrics import RankSeries
 from ddprun.system import file_writer
 from ddprun.system.file_writer import FileWriter
-from ddpwire.heartbeat import Heart
 from ddpwire.run_files import METRICS, RankProcess, rank_heartbeat
 
 FULL_QUEUE = """

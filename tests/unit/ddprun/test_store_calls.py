@@ -33,7 +33,14 @@ class CountingStore:
 def calls_to_gather(num_nodes: int) -> int:
     store = CountingStore()
     config = SimpleNamespace(
-        node_rank=0, min_nodes=num_nodes, max_nodes=num_nodes, one_port=True, join_timeout_s=60.0, is_replaced=False
+        node_rank=0,
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        one_port=True,
+        join_timeout_s=60.0,
+        is_replaced=False,
+        spares=0,
+        replaces_node_0=False,
     )
     rendezvous = object.__new__(FixedRankRendezvous)
     rendezvous._config, rendezvous.control, rendezvous.attempt = cast(Any, config), store, 1

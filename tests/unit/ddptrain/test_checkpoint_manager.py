@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.messages import assert_names
 
+from ddprank.signals import Signals
 from ddptrain.config import parse_options
 from ddptrain.main import run
-from ddpwire.signals import Signals
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 Run = Callable[..., tuple[int, list[str], list[str]]]

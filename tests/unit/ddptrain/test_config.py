@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.messages import assert_names
 
+from ddprank.signals import Signals
 from ddptrain import compat
 from ddptrain.config import RankOptions, parse_options, shaping_options
 from ddptrain.distributed import RankInfo, check_strategy, read_rank_info, take_device
@@ -15,7 +16,6 @@ from ddptrain.errors import TrainError
 from ddptrain.main import run
 from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
 from ddpwire.machine import usable_cores
-from ddpwire.signals import Signals
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:

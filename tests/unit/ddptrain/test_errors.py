@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from tests.messages import assert_names
 
+from ddprank.signals import Signals
 from ddptrain import main
 from ddptrain.config import parse_options
 from ddptrain.distributed import RankInfo, check_same_devices, is_lost_peer, nccl_failure, take_device
 from ddptrain.errors import TrainError
 from ddpwire.names import ERROR_FILE
-from ddpwire.signals import Signals
 
 STACK = "Exception raised from run at /pytorch/NCCLUtils.cpp:94 (most recent call first):\nframe #0: timeout\n"
 

@@ -18,6 +18,8 @@ from tests.unit.ddptrain.test_fake_gpu import batch_of, build, gpu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ddprank.heartbeat import Heart
+from ddprank.signals import Signals
 from ddptrain import train_loop
 from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressDisplay, StopVote
 from ddptrain.config import parse_options
@@ -31,8 +33,6 @@ from ddptrain.straggler import StragglerDetector
 from ddptrain.train_loop import local_loss, optimizer_step, train
 from ddptrain.training_state import TrainingState, build_training_state
 from ddpwire.events import EventLog
-from ddpwire.heartbeat import Heart
-from ddpwire.signals import Signals
 
 SYNCS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal", "aten.is_nonzero")
 

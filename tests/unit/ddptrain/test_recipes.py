@@ -12,13 +12,13 @@ from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 from torchvision.models import vision_transformer
 
+from ddprank.signals import Signals
 from ddptrain import recipes
 from ddptrain.config import parse_options
 from ddptrain.data.base import ImageShape
 from ddptrain.main import run
 from ddptrain.models import build_model
 from ddptrain.recipes import RECIPES, recipe_names
-from ddpwire.signals import Signals
 
 SMALL = {"folder": ("--image-size=32",), "synthetic": ("--synthetic-samples=64",)}
 

@@ -10,6 +10,9 @@ A node saves the manifest and each file as ``.NAME.part``. When all of them are 
 and then the files. If the node is killed before the last file is renamed, ``finish_copy`` renames the remaining files
 when ddprun starts again. Files that are only in the previous manifest are deleted. A failed copy does not end the
 training.
+
+A spare that becomes node 0 (nodes/election.py) has no checkpoints. So each node that has a complete copy offers it in
+the store of the new node 0, which fetches the newest one before its ranks start.
 """
 
 import contextlib
@@ -23,6 +26,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
@@ -44,7 +48,7 @@ SILENT_S = 2.0  # a longer wait is logged
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"  # a header
-ANNOUNCED, LAST, DONE = "copies", "copies/last", "copies/done/"  # keys of the store
+ANNOUNCED, LAST, DONE, HELD = "copies", "copies/last", "copies/done/", "copies/held/"  # keys of the store
 
 
 class File(NamedTuple):
@@ -123,9 +127,12 @@ class CheckpointCopies:
 
     def __init__(
         self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
-        node_dir: Path,
+        node_dir: Path, offers_at: str = "", is_new: bool = False,
     ) -> None:  # fmt: skip
         """Start the threads. Raises OSError and StoreError.
+
+        ``offers_at``: the address of this node if it offers its copy to a new node 0. ``is_new``: whether this is a new
+        node 0, which announces nothing before it has called ``restore``.
 
         ``address``: the address of node 0. ``members`` returns the nodes of the current attempt. Of these nodes, those
         with the lowest numbers after node 0 keep copies.
@@ -133,15 +140,19 @@ class CheckpointCopies:
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
         self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
         self._store, self._journal, self._reported = store.clone(), journal, ""
+        self._members = members
         self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
         self._number = 0  # of the last manifest that this node 0 has announced, or that this other node has copied
         self._manifest = read_manifest(self._folder / COPY)
         self._nonce, self._saved = secrets.token_hex(32), cast(Event | None, None)
         self._content: dict[str, Path | bytes] = {}  # what node 0 sends, by SHA-256
+        self._is_complete = not is_new
         self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
         if self._node:
             # On another host, a previous node with this number may have had a copy.
             self._store.set(f"{DONE}{self._node}", "0")
+            if offers_at and self._manifest.files:
+                self._offer(offers_at)
         else:
             self._port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
@@ -158,12 +169,40 @@ class CheckpointCopies:
         if self._thread.is_alive() and not self._node:
             self._failed(OSError(f"the last copy took longer than {limit_s:g} s"))
 
+    def _offer(self, address: str) -> None:
+        text = read_regular(self._folder / COPY)
+        name, step = hashlib.sha256(text).hexdigest(), self._manifest.step
+        self._content = {file.sha256: self._folder / file.path for file in self._manifest.files} | {name: text}
+        port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
+        place = {"address": address, "port": port, "nonce": self._nonce, "size": len(text), "sha256": name}
+        self._store.set(f"{HELD}{self._node}", json.dumps(place | {"step": step}))
+
+    def restore(self) -> None:
+        """On a new node 0, fetch the newest copy that another node offers. Raises NodeError and StoreError."""
+        keys = [f"{HELD}{node}" for node in self._members() if node]
+        offers = [stores.decode(key, self._store.get(key), dict) for key in keys if self._store.check([key])]
+        newest = max(offers, key=lambda offer: offer["step"] or 0, default=None)
+        if newest is None or (newest["step"] or 0) <= (read_manifest(self._folder / COPY).step or -1):
+            self._is_complete = True
+            return
+        where = f"the checkpoint of step {newest['step']} from {newest['address']}"
+        self._journal.log(f"this new node 0 fetches {where}")
+        try:
+            self._fetch_all(newest, newest["address"])
+        except (OSError, HTTPException) as error:
+            message = f"{where} could not be fetched: {error}"
+            raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
+        self._is_complete = True
+
     def _run(self) -> None:
         with contextlib.suppress(stores.StoreError):
             while True:
                 pause_s, is_last = POLL_S, self._ranks_ended.is_set()
                 try:
-                    self._copy() if self._node else self._announce(is_last=is_last)
+                    if self._node:
+                        self._copy()
+                    elif self._is_complete:
+                        self._announce(is_last=is_last)
                     if is_last and self._is_finished():
                         return
                 except (OSError, HTTPException, NodeError) as error:
@@ -240,15 +279,21 @@ class CheckpointCopies:
         place = stores.decode(ANNOUNCED, self._store.get(ANNOUNCED), dict)
         if place["number"] == self._number:
             return
-        began, folder, port, nonce = time.monotonic(), self._folder, place["port"], place["nonce"]
+        self._fetch_all(place, self._address)
+        self._number, self._reported = place["number"], ""
+        self._store.set(f"{DONE}{self._node}", str(self._number))
+
+    def _fetch_all(self, place: dict[str, Any], address: str) -> None:
+        began, folder = time.monotonic(), self._folder
+        fetch = partial(self._fetch, address=address, port=place["port"], nonce=place["nonce"])
         folder.mkdir(parents=True, exist_ok=True)
         finish_copy(folder)
-        self._fetch(File(COPY, place["size"], time.time_ns(), place["sha256"]), port, nonce)
+        fetch(File(COPY, place["size"], time.time_ns(), place["sha256"]))
         manifest, previous = read_manifest(folder / COPY_PART), read_manifest(folder / COPY)
         here = set(scan(folder, None, previous).files)
         lacking = [file for file in manifest.files if file not in here]
         for file in lacking:
-            self._fetch(file, port, nonce)
+            fetch(file)
         (folder / COPY_PART).replace(folder / COPY)
         sync_folder(folder)
         for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
@@ -258,19 +303,17 @@ class CheckpointCopies:
                     (folder / parent).rmdir()
         for file in lacking:
             part_path(folder, file.path).replace(folder / file.path)
-        self._number, self._reported = place["number"], ""
-        self._store.set(f"{DONE}{self._node}", str(self._number))
         seconds, num_bytes = time.monotonic() - began, sum(file.size for file in lacking)
         self._journal.emit("checkpoint_copied", step=manifest.step, seconds=seconds, bytes=num_bytes)
 
-    def _fetch(self, file: File, port: int, nonce: str) -> None:
-        """Fetch a file from node 0, save it as ``.NAME.part``, and verify its SHA-256."""
+    def _fetch(self, file: File, *, address: str, port: int, nonce: str) -> None:
+        """Fetch a file from another node, save it as ``.NAME.part``, and verify its SHA-256."""
         part, digest = part_path(self._folder, file.path), hashlib.sha256()
-        with contextlib.closing(HTTPConnection(self._address, port, timeout=TIMEOUT_S)) as connection:
+        with contextlib.closing(HTTPConnection(address, port, timeout=TIMEOUT_S)) as connection:
             connection.request("GET", f"/{file.sha256}", headers={PROOF: self.proof(nonce, file.sha256)})
             answer = connection.getresponse()
             if answer.status != HTTPStatus.OK:
-                raise OSError(f"node 0 answers {answer.status} for {file.path}")
+                raise OSError(f"{address} answers {answer.status} for {file.path}")
             part.parent.mkdir(parents=True, exist_ok=True)
             part.unlink(missing_ok=True)
             with part.open("xb") as data:  # O_EXCL does not follow links
@@ -280,14 +323,14 @@ class CheckpointCopies:
                 data.flush()
                 os.fsync(data.fileno())
         if digest.hexdigest() != file.sha256:
-            raise OSError(f"the content of {file.path} has another SHA-256 than node 0 announced")
+            raise OSError(f"the content of {file.path} has another SHA-256 than {address} announced")
         os.utime(part, ns=(file.modified_ns, file.modified_ns))
 
 
-def start_copies(config: NodeConfig, *more: Any) -> CheckpointCopies | None:
+def start_copies(config: NodeConfig, *more: Any, **named: Any) -> CheckpointCopies | None:
     """Complete an interrupted copy. Then start and return CheckpointCopies, or return None if nothing is to be copied.
 
-    ``more``: the other arguments of CheckpointCopies. Raises NodeError.
+    ``more`` and ``named``: the other arguments of CheckpointCopies. Raises NodeError.
     """
     folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
     if is_copied and not (config.checkpoint_dir and config.secret):
@@ -297,7 +340,7 @@ def start_copies(config: NodeConfig, *more: Any) -> CheckpointCopies | None:
     try:
         finish_copy(folder)
         if is_copied:
-            return CheckpointCopies(config, *more)
+            return CheckpointCopies(config, *more, **named)
         (folder / COPY).unlink(missing_ok=True)  # without copies, the manifest of an earlier run is not updated
     except OSError as error:
         message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"

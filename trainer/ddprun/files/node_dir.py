@@ -111,7 +111,7 @@ def claim_node_dir(config: NodeConfig, state: NodeState, files: FileWriter) -> N
     """Create and lock the node's folder, and write node.json. Keep earlier rank logs. Raises NodeError."""
     try:
         run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
-        path = run_dir / node_name(config.node_rank)
+        path = run_dir / node_name(config.machine)
         path.mkdir(parents=True, exist_ok=True)
         lock_fd, has_locks = _lock(path)
         before = read_previous_run(path, config.run_id)
@@ -166,7 +166,7 @@ class Journal:
         """Change fields of the state and write it. On a full disk, keep the old file and let the training continue."""
         with self._lock:
             self.state = replace(self.state, **changes)
-            self._events.attempt = self.state.attempt
+            self._events.attempt, self._events.node = self.state.attempt, self.state.node
             self._files.submit(self.state.write, self._node_dir)
 
 

@@ -2,7 +2,7 @@
 
 RUNTIME/                   node.json names it; only its owner can read it
   metrics/rank-1/          prometheus_client's files of rank 1
-  heartbeat/rank-1         rank 1's last step in the current attempt (ddpwire.heartbeat)
+  heartbeat/rank-1         rank 1's last step in the current attempt (ddprank.heartbeat)
   heartbeat/rank-1.group   exists if ddprun forked rank 1 and rank 1 has made a process group
   heartbeat/rank-1.sock    the socket at which rank 1 answers (ddprun.rank_server)
   heartbeat/group...       each link names the process that has claimed a rank in a process group (only for ddprun)

@@ -19,12 +19,12 @@ from typing import BinaryIO
 
 import psutil
 
+from ddprank.heartbeat import Beat, read_beat
 from ddprun.output.logs import RankLogs
 from ddprun.ranks.process_groups import AS_ONE_RANK
 from ddprun.ranks.workers import Workers
 from ddprun.system.file_writer import FileWriter, replace_file
 from ddprun.system.processes import read_process
-from ddpwire.heartbeat import Beat, read_beat
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -25,6 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ddprank.heartbeat import Beat
 from ddprun.files import run_identity
 from ddprun.files.node_dir import Node, encode_summary
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
@@ -34,7 +35,6 @@ from ddprun.system import compat, network
 from ddprun.system.file_writer import FileWriter, append, replace_file
 from ddpwire import metrics, names
 from ddpwire.events import MOST_BYTES, Event, read_last_events
-from ddpwire.heartbeat import Beat
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
 from ddpwire.run_files import SNAPSHOT, SUMMARY, rank_metrics
 from ddpwire.version import __version__

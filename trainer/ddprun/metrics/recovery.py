@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ddprank.heartbeat import Beat
 from ddprun.files.node_dir import Journal
 from ddpwire import metrics
-from ddpwire.heartbeat import Beat
 from ddpwire.names import AT
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.nodes.rendezvous import spare_ends
 from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import Requeues
 from ddprun.system import restart_policy, stores
@@ -52,6 +53,7 @@ HEARTBEAT_INTERVAL_S = 0.25
 MAX_NEW = 64  # nodes without a heartbeat that an update looks for
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
+HINT = "a spare would take its place (--spares)"
 
 
 @dataclass(kw_only=True)
@@ -176,9 +178,10 @@ class Consensus:
         self._node, self._is_leader = config.node_rank, config.node_rank == 0
         limit, errors = config.max_restarts, config.restarts_errors
         self._decide_next = partial(restart_policy.decide, max_restarts=limit, restarts_errors=errors)
-        self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.is_replaced
+        self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.replaces_node_0
+        self._config = config
         self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
-        self._liveness = LivenessTracker(self._store, config.max_nodes)  # updated on node 0 only
+        self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun
@@ -252,8 +255,10 @@ class Consensus:
         while self._is_leader and time.monotonic() < deadline:
             with self._posting:
                 num_gone = self._store.add(f"{self._attempt}/gone", 0)
+                spares = spare_ends(self._store, self._config)
+                read = not spares or self._store.check(spares)
             silent = sum(seconds > lost_after_s for seconds in self._liveness.silent_s.values())
-            if num_gone + silent >= len(self._members):
+            if num_gone + silent >= len(self._members) and read:
                 return
             time.sleep(POLL_S)
 
@@ -293,7 +298,9 @@ class Consensus:
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
                 self._set_decision(self._decide_next(self.history))
             else:
-                self._set_decision(Decision(outcome=lost))
+                self._set_decision(
+                    Decision(outcome=lost if self._config.spares else replace(lost, message=f"{lost.message}; {HINT}"))
+                )
 
     def _watch(self) -> None:
         """Detect that calls to the store hang because node 0 ended without closing its connections (power failure).
@@ -415,6 +422,8 @@ class Consensus:
 
     def _publish(self, decision: Decision) -> None:
         self._store.set(f"{self._attempt}/verdict", json.dumps(asdict(decision)))
+        if self._config.spares and not decision.restart:
+            self._store.set("ended", json.dumps(asdict(decision.outcome)))
         self._set_decision(decision)
 
     def _set_decision(self, decision: Decision) -> None:

@@ -101,7 +101,8 @@ def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
 
 def run_facts(config: NodeConfig) -> dict[str, str]:
     """Return the settings that must be the same on all nodes of a run, keyed by their name in messages."""
-    return {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
+    facts = {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
+    return facts | ({"number of spares": str(config.spares)} if config.spares else {})
 
 
 def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:

@@ -13,6 +13,10 @@ node that gave up, and ``N/left/NODE`` means that node NODE has read it.
 If node 0 is lost and replaced, the other nodes join the store of the new node 0. They write their earlier attempts into
 its key ``history`` (consensus.py). The nodes meet there for attempt 1. Then node 0 gives this attempt the number that
 follows the last failed attempt, and writes this number into ``1/group``.
+
+If the run has spares (spares.py), ``standby/K`` describes spare K, and ``electorate`` the machines that elect a new
+node 0 (election.py). ``place/K`` is the number of the node whose place spare K takes. ``ended`` is how the run has
+ended, and ``ended/K`` means that spare K has read it.
 """
 
 import contextlib
@@ -37,13 +41,14 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.nodes import joining
+from ddprun.nodes.election import Electorate, Voter, read_electorate
 from ddprun.nodes.joining import Wait
 from ddprun.nodes.peer_checks import PeerChecks
 from ddprun.nodes.preflight import RETRY_S, Route
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import compat, network, stores
 from ddprun.system.errors import NodeError, config_error, node_error, store_lost_error
-from ddprun.system.restart_policy import read_attempts
+from ddprun.system.restart_policy import NODE_LOST_S, read_attempts
 from ddprun.system.stores import StoreError
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
@@ -55,11 +60,21 @@ RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes w
 REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
 LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it gives up
+SPARES_S = 30.0  # how long the first rendezvous waits for spares after all nodes have arrived
+SURVIVORS_S = 3.0  # how long a new node 0 waits for the other nodes before it replaces them
+REPLACE_S = 6.0  # how long a lost node may take to come back if there is no spare
 MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works again may still deliver them
 
 
 def _read_group(value: Any) -> dict[str, Any]:
     return {name: int(value[name]) for name in ("port", "attempt")} | {"members": tuple(map(int, value["members"]))}
+
+
+def spare_ends(control: Store, config: NodeConfig) -> list[str]:
+    """Return the keys with which the spares that are alive say that they have read how the run has ended."""
+    spares = range(config.max_nodes, config.max_nodes + config.spares)
+    alive = [spare for spare in spares if control.check([f"claim/{spare}"])]
+    return [f"ended/{spare}" for spare in alive if not control.check([f"place/{spare}"])]
 
 
 class FixedRankRendezvous(RendezvousHandler):
@@ -73,8 +88,12 @@ class FixedRankRendezvous(RendezvousHandler):
         *,
         log: Callable[[str], None],
         check_stop: Callable[[], None],
+        voter: Voter | None = None,
     ) -> None:
-        """Join the run. Raises NodeError. ``check_stop`` raises NodeError if a stop was requested."""
+        """Join the run. Raises NodeError. ``check_stop`` raises NodeError if a stop was requested.
+
+        ``voter``: if this machine was a spare, what it knows of the run's other machines.
+        """
         self._config = config
         self._route = route
         self._checks = checks
@@ -82,15 +101,23 @@ class FixedRankRendezvous(RendezvousHandler):
         self._check_stop = check_stop
         self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
+        self._voter, self._is_elected = voter, self._is_leader and voter is not None
+        self._called: dict[int, int] = {}  # lost node → the spare that takes its place
+        self._hopeless_at: float | None = None  # since when a node is lost and there is no spare
         self.attempt = 0
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the previous attempt
         self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
-        self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
+        self.control: Any = None
         try:
+            self.control = self._signed(self._host()) if self._is_leader else self._join()
             self._claim_node(PROCESS_TOKEN)  # a node that was not numbered has claimed it already
         except StoreError:
-            raise store_lost_error() from None
+            if not voter:
+                raise store_lost_error() from None
+            if config.is_spare:  # it may be elected itself
+                raise
+            self.join_anew()
         if self._is_leader and config.is_replaced:
             threading.Thread(target=self._watch_name, name="node-0", daemon=True).start()
 
@@ -98,6 +125,11 @@ class FixedRankRendezvous(RendezvousHandler):
     def master(self) -> str:
         """Return the address of the control store as host:port."""
         return f"{self._config.master_addr}:{self.control.port}"
+
+    @property
+    def address(self) -> str:
+        """Return the address of node 0."""
+        return self._route.address
 
     def _host(self) -> TCPStore:
         assert self._route.listener is not None, "find_route has bound it on node 0"  # noqa: S101
@@ -110,21 +142,34 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _join(self) -> Any:
         wait, config = self._new_wait(), self._config
+        leader_at = self._voter.leader_at if self._voter else None
+        moves = bool(config.is_replaced or leader_at)
         while True:
-            left_s = min(wait.left_s, REACH_S) if config.is_replaced else wait.left_s
+            left_s = min(wait.left_s, REACH_S) if moves else wait.left_s
             reason = self._resolve_again() if config.is_replaced else ""
             reason = reason or joining.why_unreachable(config, self._route, left_s)
             if not reason:
                 try:
-                    return self._signed(stores.connect_to_node_0(self._route.address, config.master_port))
+                    is_quick = config.spares > 0
+                    store = stores.connect_to_node_0(self._route.address, config.master_port, is_quick=is_quick)
+                    return self._signed(store)
                 except NodeError as error:
-                    if not config.is_replaced:  # else the address may be that of the previous node 0
+                    if not moves:  # else the address may be that of the previous node 0
                         raise
                     reason = str(error)
             if wait.is_over((0,), reason):
                 raise self._absent_error((0,), reason)
-            if config.is_replaced:
+            if self._voter and self._is_node_0_lost(leader_at, wait):
+                raise DistNetworkError("node 0 was lost")
+            if moves:
                 time.sleep(RESOLVE_S)
+
+    def _is_node_0_lost(self, place: tuple[str, int] | None, wait: Wait) -> bool:
+        """Return whether nobody answers at ``place``, the standby store of an elected node 0."""
+        if not place:
+            return wait.passed_s > NODE_LOST_S
+        config, route = replace(self._config, master_port=place[1]), replace(self._route, address=place[0])
+        return bool(joining.why_unreachable(config, route, stores.CONNECT_TIMEOUT_S))
 
     def _resolve_again(self) -> str:
         """Resolve node 0's name again, because a new node 0 has another address. Return why this failed, or ''."""
@@ -136,7 +181,17 @@ class FixedRankRendezvous(RendezvousHandler):
         return ""
 
     def join_anew(self) -> None:
-        """Join the store of the new node 0, after the previous one was lost. Raises NodeError or StoreError."""
+        """Join the store of the new node 0, after the previous one was lost. Raises NodeError or StoreError.
+
+        If the run has spares, first elect one of them.
+        """
+        if self._config.spares:
+            if not self._voter or not self._voter.electorate.standby:
+                raise store_lost_error()
+            leader = self._voter.find_leader()
+            self._config = replace(self._config, master_addr=leader.address, master_port=leader.port)
+            self._route = replace(self._route, address=leader.address)
+            self._log(f"spare {leader.spare} ({leader.address}) is the new node 0")
         self.control = self._join()
         self._claim_node(uuid.uuid4().hex)
         self._checks.compare_again()
@@ -231,6 +286,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 number = max(number, latest + self.control.check([f"{latest}/group"]))
             self.attempt = number
             group = self._meet()
+            self._read_electorate()
         except StoreError:
             self._raise_store_lost()
         if self._config.node_rank not in group["members"]:
@@ -245,13 +301,9 @@ class FixedRankRendezvous(RendezvousHandler):
             if self._config.one_port:
                 store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
             elif not self._is_leader:
-                store = stores.connect(host, port)
+                store = stores.connect(host, port, is_quick=self._config.spares > 0)
         except StoreError:
-            config = replace(self._config, master_port=port)
-            if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
-                hint = "every port of node 0's machine must be open to the other nodes"
-                raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
-            self._raise_store_lost()
+            self._raise_unreachable(port)
         assert store is not None, "_gather has created it on node 0"  # noqa: S101
         rank = self.members.index(self._config.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
@@ -259,10 +311,39 @@ class FixedRankRendezvous(RendezvousHandler):
     @property
     def _host_of_ranks(self) -> str:
         """Return node 0's name. If nodes are replaced, return its address: its name may still lead to the old node."""
-        return self._route.address if self._config.is_replaced else self._config.master_addr
+        return self._route.address if self._config.replaces_node_0 else self._config.master_addr
+
+    def _read_electorate(self) -> None:
+        if self._config.spares and not self._is_leader:
+            electorate = stores.decode("electorate", self.control.get("electorate"), read_electorate)
+            self._voter = self._voter or self._new_voter(electorate)
+            self._voter.electorate = electorate
+
+    def _new_voter(self, electorate: Electorate) -> Voter:
+        return Voter(
+            machine=self._config.machine,
+            electorate=electorate,
+            connect=self.connect_to_spare,
+            log=self._log,
+            check_stop=self._check_stop,
+        )
+
+    def connect_to_spare(self, address: str, port: int) -> Any:
+        """Connect to the standby store of a spare. Raises StoreError."""
+        return self._signed(stores.connect(address, port, is_quick=True))
+
+    def _raise_unreachable(self, port: int) -> NoReturn:
+        """Raise the error of a node that cannot connect to the attempt's store, on this port of node 0."""
+        if self._config.replaces_node_0 and self.is_store_lost():
+            self._raise_store_lost()
+        config = replace(self._config, master_port=port)
+        if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
+            hint = "every port of node 0's machine must be open to the other nodes"
+            raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
+        self._raise_store_lost()
 
     def _raise_store_lost(self) -> NoReturn:
-        if self._config.is_replaced:
+        if self._config.replaces_node_0:
             raise  # the agent joins the next node 0
         raise store_lost_error() from None
 
@@ -282,10 +363,16 @@ class FixedRankRendezvous(RendezvousHandler):
         """On node 0, wait for the other nodes, create the attempt's store, and choose the members."""
         wait = self._new_wait()
         while missing := self._missing():
+            if self._config.spares:
+                self._call_spares(missing, wait.passed_s)
             if self._wait_for(missing, wait):
                 if len(self._arrived()) >= self._config.min_nodes:
                     break
                 raise self._absent_error(self._missing() or missing)
+        if self._config.spares:
+            self._called.clear()
+            self._voter = self._voter or self._new_voter(self._await_spares())
+            self.control.set("electorate", self._voter.electorate.encode())
         port = self.control.port
         if not self._config.one_port:
             host = self._host_of_ranks
@@ -301,6 +388,55 @@ class FixedRankRendezvous(RendezvousHandler):
         self.control.set("attempt", str(self.attempt))
         if number != self.attempt:
             self.control.set(f"{number}/group", group)
+
+    def _await_spares(self) -> Electorate:
+        """On node 0, wait for the spares before the first attempt. Return those that have come as an electorate."""
+        config, wait = self._config, self._new_wait()
+        spares = range(config.max_nodes, config.max_nodes + config.spares)
+        while absent := [spare for spare in spares if not self.control.check([f"standby/{spare}"])]:
+            self._raise_if_left()
+            if wait.passed_s > SPARES_S or wait.is_over(tuple(absent)):
+                self._log(f"the run begins without spare {', '.join(map(str, absent))}, which has not joined")
+                break
+        standby = {spare: self._read_standby(spare) for spare in spares if spare not in absent}
+        places = {spare: (host, port) for spare, (host, port, _) in standby.items()}
+        return Electorate(epoch=0, num_nodes=config.max_nodes, standby=places)
+
+    def _read_standby(self, spare: int) -> tuple[str, int, str]:
+        """Return the address and port of a spare's standby store, and the token of its ddprun."""
+        key = f"standby/{spare}"
+        return stores.decode(key, self.control.get(key), lambda it: (str(it[0]), int(it[1]), str(it[2])))
+
+    def _call_spares(self, missing: tuple[int, ...], passed_s: float) -> None:
+        """On node 0, give the numbers of lost nodes to spares. Raises NodeError if there is none for REPLACE_S."""
+        for node, spare in [*self._called.items()]:
+            if node in missing and not self.control.check([f"claim/{spare}"]):  # it was lost, too
+                self.control.delete_key(f"claim/{node}")
+                del self._called[node]
+        lost = [node for node in missing if not self.control.check([f"claim/{node}"])]
+        is_due = passed_s > SURVIVORS_S if self._is_elected and not self.previous_outcome else self.previous_outcome
+        if not lost or not is_due:
+            self._hopeless_at = None
+            return
+        first = self._config.max_nodes
+        free = [
+            spare
+            for spare in range(first, first + self._config.spares)
+            if self.control.check([f"claim/{spare}", f"standby/{spare}"]) and not self.control.check([f"place/{spare}"])
+        ]
+        for node, spare in zip(lost, free, strict=False):
+            host, _, token = self._read_standby(spare)
+            self.control.set(f"claim/{node}", json.dumps({"token": token} | joining.run_facts(self._config)))
+            self.control.delete_key(f"{self.attempt}/here/{node}")  # the lost node may have arrived before
+            self.control.set(f"place/{spare}", str(node))
+            self._called[node] = spare
+            self._log(f"spare {spare} ({host}) takes the place of node {node}, which was lost")
+        if left := lost[len(free) :]:
+            self._hopeless_at = self._hopeless_at or time.monotonic()
+            if time.monotonic() - self._hopeless_at > REPLACE_S:
+                number = f"{self._config.spares} spare{'s' * (self._config.spares > 1)}"
+                why = f"node {left[0]} was lost, and none of the {number} can take its place"
+                raise node_error(Exit.KILLED, "node_lost", why, node=left[0])
 
     def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
         """Wait until the missing nodes have arrived, but not long. Return whether the time limit has passed.
@@ -356,8 +492,11 @@ class FixedRankRendezvous(RendezvousHandler):
             outcome = joining.refusal(self._config.node_rank, outcome)
         with contextlib.suppress(StoreError):  # node 0 is gone
             self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
+            if self._is_leader:
+                self.control.set("ended", json.dumps(asdict(outcome)))
             nodes = [node for node in range(1, self._config.max_nodes) if self.control.check([f"claim/{node}"])]
             keys, deadline = [f"{self.attempt}/left/{node}" for node in nodes], time.monotonic() + LEFT_READ_S
+            keys += spare_ends(self.control, self._config)
             while self._is_leader and keys and not self.control.check(keys) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
 

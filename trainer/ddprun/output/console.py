@@ -26,7 +26,7 @@ class Console:
 
     def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes, files: FileWriter | None = None) -> None:
         """If stdout or stderr is a file, such as node.log, ``files`` writes it."""
-        self._name = name
+        self.name = name
         self._writer = files or FileWriter()
         self._on_log = on_log  # called with each line from ddprun itself
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
@@ -52,7 +52,7 @@ class Console:
     def log(self, text: str) -> None:
         """Queue a line from ddprun itself for stderr."""
         self._on_log(f"{text}\n".encode())
-        self.put(2, f"[{self._name}] {text}\n".encode())
+        self.put(2, f"[{self.name}] {text}\n".encode())
 
     def log_now(self, text: str) -> None:
         """Queue a line. Write it at once if ``start`` has not been called yet and neither stream would block."""
@@ -75,7 +75,7 @@ class Console:
         if source is not None:
             self._last.extend(text.splitlines(keepends=True))
         if self._num_dropped:
-            note = f"[{self._name}] {self._num_dropped} lines were dropped here, but they are in the ranks' logs\n"
+            note = f"[{self.name}] {self._num_dropped} lines were dropped here, but they are in the ranks' logs\n"
             with contextlib.suppress(queue.Full):
                 self._texts.put_nowait((2, note.encode(), None))
                 self._num_dropped = 0
@@ -101,7 +101,7 @@ class Console:
         if lost and not is_regular and select.select([], [2], [], 0)[1]:
             note = f"{lost} pieces of output were dropped because nothing read them, but they are in the ranks' logs"
             with contextlib.suppress(OSError):
-                os.write(2, f"[{self._name}] {note}\n".encode())
+                os.write(2, f"[{self.name}] {note}\n".encode())
 
     def _run(self) -> None:
         while True:

@@ -45,8 +45,8 @@ def last_error(node_dir: Path, rank: int, status: int, start: int = 0, in_order:
     message = read_error(node_dir / rank_error(rank))
     if message:
         error = first_line(message.splitlines())
-        log = "\n".join(last_lines(node_dir / rank_log(rank), 200, start)) if WORKER_GONE.match(error) else ""
-        worker = WORKER_ENDED.search(log)  # torch's handler reports it when the rank exits
+        end = "\n".join(last_lines(node_dir / rank_log(rank), 200, start)) if WORKER_GONE.match(error) else ""
+        worker = WORKER_ENDED.search(end)  # torch's handler reports it when the rank exits
         return _shorten(f"{worker[0]}: {error}" if worker else error)
     if status not in (1, 2) or not in_order:
         return ""

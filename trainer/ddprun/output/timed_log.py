@@ -17,7 +17,7 @@ class TimedLog:
 
     def __init__(self, path: Path, node: int, rank: int | None = None, files: FileWriter | None = None) -> None:
         self._path, self._rank, self._files = path, rank, files or FileWriter()
-        self._origin = f"[node{node}{'' if rank is None else f' rank{rank}'}]"
+        self.name = f"node{node}{'' if rank is None else f' rank{rank}'}"
         self._rest = b""
         self._files.submit(path.parent.mkdir, 0o777, False, True)
 
@@ -27,7 +27,7 @@ class TimedLog:
         if self._rest and (not data or len(self._rest) > MAX_LINE_BYTES):
             lines, self._rest = [*lines, self._rest], b""
         if lines:
-            start = f"{datetime.now(UTC).isoformat(timespec='milliseconds')[:-6]}Z {self._origin} ".encode()
+            start = f"{datetime.now(UTC).isoformat(timespec='milliseconds')[:-6]}Z [{self.name}] ".encode()
             text = b"".join(start + strip_torch_prefix(last_state(line), self._rank) + b"\n" for line in lines)
             self._files.submit(append_bounded, self._path, text, MAX_BYTES, waits=self._rank is not None)
 

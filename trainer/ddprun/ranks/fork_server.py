@@ -203,10 +203,17 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)
     watch_process_groups(env)
+    observer = None
+    if names.REHEARSAL in env:
+        from ddprun.ranks.observer import observe
+
+        observer = observe(env)
     if "torch" in sys.modules:
         FirstTorchImport().install()
     code, uncaught = _run_main(lambda: _run_script(words, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
+    if observer:
+        observer.end(code)
     if uncaught:
         write_error(describe_uncaught(uncaught), env)
     _exit(code)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, quote, urlsplit, urlunsplit
 
+from ddprank.heartbeat import HEARTBEAT_FILE
 from ddprun.ranks.rank_server import serve
 from ddprun.system import compat
 from ddpwire import names
-from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import GROUP_SUFFIX
 
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" means that the agent serves the store, and no rank does

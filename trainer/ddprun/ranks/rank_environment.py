@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddprank.heartbeat import HEARTBEAT_FILE
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.settings.node_config import CUDA_VISIBLE_DEVICES, DEFAULT_RUN_ID, NodeConfig
 from ddprun.system import machine
 from ddpwire import kaggle, names
 from ddpwire.events import EVENTS, EVENTS_FILE
-from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.machine import format_ranges, usable_cores
 from ddpwire.run_files import CHECKPOINTS, rank_error, rank_heartbeat, rank_metrics
 

@@ -29,8 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ddprank.heartbeat import HEARTBEAT_FILE
 from ddprun.system import compat
-from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import parse_json
 
 STACKS = "ddprun-stacks"  # the name of the memory file

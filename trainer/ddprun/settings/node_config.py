@@ -116,6 +116,7 @@ class NodeConfig:
     forks: bool  # ranks are forked from a process that has imported torch
     min_nodes: int
     max_nodes: int
+    spares: int  # further machines, which wait to take the place of a lost node
     local_world_size: int
     node_rank: int  # UNNUMBERED if no launcher sets it
     may_host: bool  # whether a node that is not numbered may become node 0
@@ -161,6 +162,7 @@ class NodeConfig:
     debug_rank: int | None  # the global rank to debug, if any
     role: str  # torch elastic's role of the ranks of this node
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
+    spare: int | None = None  # the number of this machine while it was a spare; None: it was none
 
     def reads_stdin(self, rank: int) -> bool:
         """Return whether a rank reads ddprun's stdin.
@@ -182,6 +184,21 @@ class NodeConfig:
         return "" if self.no_prefix or self.shows_raw(rank) else f"[node{self.node_rank} rank{rank}] "
 
     @property
+    def machine(self) -> int:
+        """Return the number of this machine, which it keeps when it takes the place of a node."""
+        return self.node_rank if self.spare is None else self.spare
+
+    @property
+    def is_spare(self) -> bool:
+        """Return whether this machine waits to take the place of a lost node."""
+        return self.node_rank >= self.max_nodes
+
+    @property
+    def replaces_node_0(self) -> bool:
+        """Return whether the run goes on with a new node 0 after the loss of node 0."""
+        return self.is_replaced or self.spares > 0
+
+    @property
     def on_one_machine(self) -> bool:
         """Return whether all nodes are simulated on this machine."""
         return machine.is_loopback(self.master_addr) and not self.spans_machines
@@ -201,12 +218,9 @@ def read_config(
     says whether stdin is a terminal, where a single rank may wait for a user's input.
     """
     settings = launchers.read_settings(options, environ)
-    source, text = settings.get("nnodes", ("", "1"))
-    try:
-        min_nodes, max_nodes = names.node_range(text)
-    except ValueError as error:
-        raise config_error(f"{source} is {text!r}: {error}") from None
-    node_rank = _node_rank(settings, max_nodes)
+    spares = _whole("--spares", (not options.check_only and options.spares) or "0", "a whole number of at least 0")
+    min_nodes, max_nodes = _nnodes(settings, spares)
+    node_rank = _node_rank(settings, max_nodes, spares)
     master_addr, master_port = _master(settings, max_nodes)
     grace_s = _grace_s(options.grace, environ)
     teardown_s = _seconds("--teardown-timeout", options.teardown_timeout, 60.0)
@@ -236,6 +250,7 @@ def read_config(
         forks=sys.platform == "linux" and command[0] == sys.executable and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
+        spares=spares,
         local_world_size=local_world_size,
         node_rank=node_rank,
         may_host="is_host" not in settings,
@@ -330,16 +345,31 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
         raise node_error(Exit.NO_INPUT, "config", message)
 
 
-def _node_rank(settings: Settings, max_nodes: int) -> int:
+def _nnodes(settings: Settings, spares: int) -> tuple[int, int]:
+    source, text = settings.get("nnodes", ("", "1"))
+    try:
+        least, most = names.node_range(text)
+    except ValueError as error:
+        raise config_error(f"{source} is {text!r}: {error}") from None
+    if source == "SLURM_NNODES":  # the allocation includes the spares
+        least = most = most - spares
+    if spares and (least < most or spares >= most):
+        nodes = f"{least}:{most} nodes" if least < most else f"{most} nodes"
+        hint = "the number of nodes must be fixed, and larger than the number of spares"
+        raise config_error(f"--spares is {spares} for {nodes}", hint=hint)
+    return least, most
+
+
+def _node_rank(settings: Settings, max_nodes: int, spares: int) -> int:
     if "node_rank" not in settings and max_nodes > 1:
-        if settings.get("rdzv_backend", ("", ""))[1] == launchers.C10D:
+        if settings.get("rdzv_backend", ("", ""))[1] == launchers.C10D and not spares:
             return UNNUMBERED
         hint = f"give --node-rank or {names.NODE_RANK} (0 to {max_nodes - 1}), or --rdzv-backend=c10d on all nodes"
         raise config_error(f"the job has {max_nodes} nodes, but the rank of this node is not set", hint=hint)
     rank = _number(settings, "node_rank", 0)
-    if rank >= max_nodes:
+    if rank >= max_nodes + spares:
         nodes = f"{max_nodes} nodes" if max_nodes > 1 else "only 1 node"
-        hint = f"expected 0 to {max_nodes - 1}" if max_nodes > 1 else "expected 0"
+        hint = f"expected 0 to {max_nodes + spares - 1}" if max_nodes > 1 else "expected 0"
         source = settings["node_rank"][0]
         raise config_error(f"the rank of this node is {rank} (from {source}), but the job has {nodes}", hint=hint)
     return rank

@@ -36,6 +36,8 @@ OPTIONS = {
     "--nnodes N|MIN:MAX": "nodes of the job (default 1)",
     "--nproc-per-node N|auto|gpu|cpu": "ranks on this node (default 1)",
     "--node-rank K": "number of this node, from 0",
+    "--spares N": "additional machines that wait to take the place of a lost node; their numbers follow those of the "
+    "nodes (default 0)",
     "--master-addr HOST": "address of node 0, as the other nodes reach it",
     "--master-port PORT": "a free port of node 0",
     "--rdzv-endpoint HOST[:PORT]": "--master-addr and --master-port in one option, as in torchrun",

@@ -5,12 +5,15 @@ This module imports a library only when a function needs it, because a process t
 
 import atexit
 import contextlib
+import functools
 import gc
 import io
+import itertools
 import json
 import runpy
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -90,11 +93,48 @@ def before_first_step(call: Callable[[], None]) -> None:
     """Arrange that ``call`` is called before this process's first step of an optimizer."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    def once(*_: object) -> None:
-        hook.remove()
-        call()
+    # The hook is never removed: torch iterates over the hooks while it calls them, and a script may have hooks, too.
+    once = functools.cache(call)
+    register_optimizer_step_pre_hook(lambda *_: once())
 
-    hook = register_optimizer_step_pre_hook(once)
+
+def watch_batches(on_batch: Callable[[int, Any], None], on_end: Callable[[int], None]) -> None:
+    """Call ``on_batch`` for each batch that a DataLoader returns, and ``on_end`` when it has returned all of them.
+
+    The arguments are the number of the iteration over a DataLoader, and the indices of the batch's samples. In a
+    version of torch that lacks the methods that have to be wrapped, nothing is called.
+    """
+    from torch.utils.data import dataloader
+
+    base: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
+    methods: list[Any] = [getattr(base, name, None) for name in ("_next_index", "__next__", "_reset")]
+    next_index, take, reset = methods
+    iterations = itertools.count()
+
+    def note_index(self: Any) -> Any:
+        self.__dict__.setdefault("_noted", deque()).append(indices := next_index(self))
+        return indices
+
+    def note_batch(self: Any) -> Any:
+        number = self.__dict__.setdefault("_iteration", None)
+        if number is None:
+            number = self._iteration = next(iterations)
+        try:
+            data = take(self)
+        except StopIteration:
+            on_end(number)
+            raise
+        noted = self.__dict__.get("_noted")
+        on_batch(number, noted.popleft() if noted else None)
+        return data
+
+    def note_reset(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.pop("_noted", None)
+        self._iteration = None
+        reset(self, *args, **kwargs)
+
+    if all(methods):
+        base._next_index, base.__next__, base._reset = note_index, note_batch, note_reset
 
 
 def before_rendezvous(check: Callable[[object, object, object], object]) -> None:

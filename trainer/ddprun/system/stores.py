@@ -11,6 +11,7 @@ import queue
 import reprlib
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
     DistError,
     DistNetworkError,
+    DistStoreError,
     Store,
     TCPStore,
 )
@@ -35,6 +37,7 @@ T = TypeVar("T")
 StoreError = DistError  # raised if a store, or a key in it, does not appear in time
 TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
 ANSWER_TIMEOUT_S = 4.0
+POLL_S = 0.05
 SIGNED = b"hmac-sha256:"  # begins a signed value; then come the signature, a space and the value itself
 CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothing blocks; a foreign server may not
 
@@ -76,17 +79,19 @@ class TimeoutStore(Store):
     """A client of a store. Each call returns, or raises StoreError soon after its timeout."""
 
     set = _method("set", lambda _: None)
-    get = _method("get", bytes)
-    multi_get = _method("multi_get", lambda values: [bytes(value) for value in values])
     add = _method("add", int)
+    delete_key = _method("delete_key", bool)
     check = _method("check", bool)
     compare_set = _method("compare_set", bytes)
 
-    def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
-        """``timeout`` is the store's own timeout for missing keys."""
+    def __init__(self, store: Any, timeout: timedelta = TIMEOUT, *, is_quick: bool = False) -> None:
+        """``timeout`` is the store's own timeout for missing keys.
+
+        ``is_quick``: the store counts as lost ANSWER_TIMEOUT_S after a call, otherwise only after ``timeout`` and that.
+        """
         super().__init__()
         self._store = store
-        self._timeout = timeout
+        self._timeout, self._is_quick = timeout, is_quick
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_unresponsive = False
         threading.Thread(target=_run_calls, args=(self._calls,), name="store", daemon=True).start()
@@ -97,7 +102,8 @@ class TimeoutStore(Store):
         if not self._is_unresponsive:
             self._calls.put((answer, call))
             try:
-                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
+                limit = timeout or (timedelta(0) if self._is_quick else self._timeout)
+                return answer.result(limit.total_seconds() + ANSWER_TIMEOUT_S)
             except TimeoutError:
                 self._is_unresponsive = True  # the thread is still blocked
         raise DistNetworkError("the store no longer answers")
@@ -109,11 +115,25 @@ class TimeoutStore(Store):
 
     def clone(self) -> "TimeoutStore":
         """Return a new connection to the same store."""
-        return TimeoutStore(self._call(self._store.clone), self._timeout)
+        return TimeoutStore(self._call(self._store.clone), self._timeout, is_quick=self._is_quick)
+
+    def get(self, key: str) -> bytes:
+        """Implement ``Store.get``."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Implement ``Store.multi_get``. If this store is quick, wait for the keys without a call that blocks."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while self._is_quick and not self.check(keys):
+            if time.monotonic() > deadline:
+                raise DistStoreError(f"no {', '.join(keys)} within {self._timeout}")
+            time.sleep(POLL_S)
+        return [bytes(value) for value in self._call(lambda: self._store.multi_get(keys))]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Implement ``Store.wait``."""
-        self._call(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
+        limit = timeout or self._timeout
+        self._call(lambda: self._store.wait(keys, limit), limit)
 
 
 class SignedStore:
@@ -172,19 +192,20 @@ class SignedStore:
         raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {state}", hint=hint)
 
 
-def connect(address: str, port: int) -> TimeoutStore:
+def connect(address: str, port: int, *, is_quick: bool = False) -> TimeoutStore:
     """Connect to a store. Raises StoreError if the process that listens at address:port is not a store."""
     make = partial(TCPStore, address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        return TimeoutStore(call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect"))
+        store = call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect")
+        return TimeoutStore(store, is_quick=is_quick)
     except TimeoutError:
         raise DistNetworkError(f"{address}:{port} does not answer as a store") from None
 
 
-def connect_to_node_0(address: str, port: int) -> TimeoutStore:
+def connect_to_node_0(address: str, port: int, *, is_quick: bool = False) -> TimeoutStore:
     """Connect to node 0's store. Raises NodeError if the process that listens at address:port is not a store."""
     try:
-        return connect(address, port)
+        return connect(address, port, is_quick=is_quick)
     except StoreError:
         message = f"{address}:{port} answers, but not as node 0's store: another program may be listening there"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None

@@ -191,7 +191,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     """Return the options of sbatch in the script, without the prefix ``#SBATCH``."""
     lines = [
         f"--job-name={job.name}",
-        f"--nodes={job.nodes.replace(':', '-')}",
+        f"--nodes={job.max_machines if job.spares else job.nodes.replace(':', '-')}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.cpus or job.gpus}",
     ]
@@ -215,7 +215,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
             lines.append(f"--{name}={value}")
     if options.exclusive:
         lines.append("--exclusive")
-    if job.min_nodes < job.max_nodes:
+    if job.min_nodes < job.max_machines:
         lines.append("--no-kill")  # if a node is lost, the others continue without it
     lines += [
         f"--signal=B:USR1@{lead_s(job)}",

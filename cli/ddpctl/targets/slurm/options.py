@@ -151,6 +151,8 @@ class SlurmOptions(Options):
         for name in job.env:
             if name.startswith(("SLURM_", "SRUN_", "SBATCH_")):
                 yield "job.env", f"{name} is reserved for Slurm"
+        if self.runtime != "none" and job.spares:
+            yield "job.spares", "on Slurm, spares need the runtime 'none'"
         if self.runtime != "none":
             for mount in job.mounts:
                 if not mount.startswith("/"):

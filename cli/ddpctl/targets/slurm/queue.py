@@ -293,7 +293,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
 
     Slurm reports whether the job runs. The files of its nodes contain its progress and its outcome.
     """
-    reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
+    reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_machines))
     status = partial(RunStatus, run=run.name)
     if answers.error and job is None:
         return status(state="unknown", message=f"Slurm does not answer: {answers.error}")

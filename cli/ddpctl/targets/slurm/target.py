@@ -61,7 +61,7 @@ class SlurmTarget(Target):
     """The target slurm, whose runs are jobs or job arrays."""
 
     kind = "slurm"
-    capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "spares", "stop"})
 
     def __init__(self, options: SlurmOptions, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(options, environ)
@@ -219,7 +219,7 @@ class SlurmTarget(Target):
         """Return the status of each run from Slurm and from the folders of its nodes."""
         parts = [self.tasks(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
-        places = [(folder_of(part), part.job.max_nodes) for part in every]
+        places = [(folder_of(part), part.job.max_machines) for part in every]
         files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
@@ -258,7 +258,7 @@ class SlurmTarget(Target):
                 f"run '{run.name}' is an array of {len(tasks)} trainings",
                 hint=f"select one of them with --task (known: {', '.join(tasks)})",
             )
-        nodes, folder = range(run.job.max_nodes), folder_of(run)
+        nodes, folder = range(run.job.max_machines), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
         text = probe_script(
             probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
@@ -311,8 +311,8 @@ class SlurmTarget(Target):
         """Run a command where a node's ranks run, as an additional step of their job."""
         if tasks_of(run):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
-        if node >= run.job.max_nodes:
-            raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
+        if node >= run.job.max_machines:
+            raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_machines - 1}")
         pty = ("--pty",) if tty else ()
         number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
         words = beside(

@@ -34,7 +34,7 @@ class Choice:
 
     def nodes(self, job: JobSpec) -> str:
         """Return the number of nodes as ``N`` or ``MIN:MAX``. MAX is the number of hosts."""
-        most = len(self.hosts)
+        most = len(self.hosts) - job.spares
         return str(most) if job.min_nodes >= most else f"{job.min_nodes}:{most}"
 
 
@@ -70,7 +70,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     """
     order, job = candidates(options, plan), plan.job
     hosts = [options.hosts[number] for number in order]
-    facts = yield from look(hosts[: job.max_nodes])
+    facts = yield from look(hosts[: job.max_machines])
     checked = judge(options, plan, hosts[: len(facts)], facts)
     if any(checked.wrong) and len(hosts) > len(facts):
         facts += yield from look(hosts[len(facts) :])
@@ -81,10 +81,11 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     taken = [place for place in places if checked.kinds(place) == {GpusTakenError}] if waits else []
     resumed = order[0] == _holder(options, plan)
     usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
-    if len(usable) < job.min_nodes:
-        raise checked.refusal(need=job.min_nodes, dry_run=dry_run)
+    least = job.min_nodes + job.spares
+    if len(usable) < least:
+        raise checked.refusal(need=least, dry_run=dry_run)
     usable, notes = _with_checkpoints(options, plan, checked, usable, holder_first=resumed)
-    chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
+    chosen = usable[: max(least, min(job.max_machines, len(ready)))]
     unused = [place for place in places if place not in chosen and checked.kinds(place)]
     notes += [one_line(f"{hosts[place].address} is not used: {checked.why(place)}") for place in unused]
     at = [hosts[place] for place in chosen]

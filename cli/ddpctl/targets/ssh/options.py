@@ -96,6 +96,7 @@ class SshOptions(Options):
             useless = f"{job.checkpoint_copies} copies are useless"
             yield "job.checkpoint_copies", f"{useless}, because all hosts share the target's checkpoint_dir"
         has = sum(address not in self.exclude for address in addresses)
-        if job.min_nodes > has:
+        if job.min_nodes + job.spares > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"
-            yield "job.nodes", f"{job.nodes}, but the target has {hosts}: use fewer nodes, or add hosts"
+            spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
+            yield "job.nodes", f"{job.nodes}{spares}, but the target has {hosts}: use fewer nodes, or add hosts"

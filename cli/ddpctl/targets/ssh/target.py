@@ -56,7 +56,9 @@ class SshTarget(Target):
     """The target ssh, whose nodes run on hosts that ddpctl reaches over SSH."""
 
     kind = "ssh"
-    capabilities = frozenset[Capability]({"copies", "discovery", "hosts", "interrupt", "pull", "stop", "wait"})
+    capabilities = frozenset[Capability](
+        {"copies", "discovery", "hosts", "interrupt", "pull", "spares", "stop", "wait"}
+    )
 
     options: SshOptions
 
@@ -105,7 +107,7 @@ class SshTarget(Target):
         except DdpctlError:
             if not seen:
                 raise
-            hosts, facts = zip(*seen[: plan.job.max_nodes], strict=True)
+            hosts, facts = zip(*seen[: plan.job.max_machines], strict=True)
             cuda = plan.job.device != "cpu" and any(fact.failure or fact.gpus for fact in facts)
             assumed = assume_facts(self.options, plan.job, facts)
             choice = Choice(numbers=(), hosts=hosts, facts=assumed, cuda=cuda or plan.job.device == "cuda")
@@ -134,6 +136,11 @@ class SshTarget(Target):
         )
         failed = yield from self._start_nodes(start, range(len(hosts)), hosts, facts)
         notes = [*choice.notes]
+        if job.spares and job.checkpoint_copies == 1 and not options.checkpoint_dir:
+            cost = "if that host is lost, the training starts at step 0"
+            notes.append(
+                f"checkpoints are on the host of node 0 alone: {cost} (set checkpoint_copies or checkpoint_dir)"
+            )
         if not choice.cuda and job.device != "cpu":
             notes.append(f"no GPU there: {counted(job.world_size, 'CPU rank')} with gloo")
         submission = Submission(
@@ -170,11 +177,11 @@ class SshTarget(Target):
         answers = zip(hosts, outputs, strict=True)
         silent = [f"{host.address}: {output.last_line()}" for host, output in answers if output.returncode]
         places = {int(node): number for number, output in enumerate(outputs) for node in output.stdout.split()}
-        is_whole = places.keys() >= set(range(job.max_nodes if silent else job.min_nodes))
+        is_whole = places.keys() >= set(range(job.max_machines if silent else job.min_nodes + job.spares))
         if silent and not is_whole:
             return Lookup(state="unknown", message=one_line("; ".join(silent)))
         others = iter({*range(len(hosts))} - {*places.values()})
-        numbers = [places[node] if node in places else next(others, 0) for node in range(job.max_nodes)]
+        numbers = [places[node] if node in places else next(others, 0) for node in range(job.max_machines)]
         handle = {"hosts": numbers, "nodes": job.nodes, "logs": f"ddpctl logs {run.name}"}
         return Lookup(state="exists", handle=handle, is_whole=is_whole) if places else Lookup(state="absent")
 
@@ -262,9 +269,9 @@ class SshTarget(Target):
     def has_spares(self, run: Run) -> bool:
         """Return whether the target has a spare host for the run. Return False if the record lists no hosts.
 
-        A spare host has no node of the run, and is neither excluded nor lost.
+        A spare host has no node of the run, and is neither excluded nor lost. A run whose own spares wait needs none.
         """
-        return {"hosts", "address"} <= run.handle.keys() and bool(self._spares(run))
+        return not run.job.spares and {"hosts", "address"} <= run.handle.keys() and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
         used = {*run.handle.get("hosts", range(run.job.max_nodes)), *run.handle.get("lost_hosts", ())}
@@ -416,13 +423,13 @@ class SshTarget(Target):
         """
         hosts, numbers = self.options.hosts, run.handle.get("hosts")
         known = isinstance(numbers, list | tuple) and all(number in range(len(hosts)) for number in numbers)
-        return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
+        return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_machines]
 
     def _places(self, run: Run) -> tuple[tuple[int, SshHost], ...]:
         """Return each node and its host. If the hosts are unknown, return every pair of a node and a host."""
-        if run.handle or run.job.max_nodes == len(self.options.hosts):
+        if run.handle or run.job.max_machines == len(self.options.hosts):
             return tuple(enumerate(self._hosts_of(run)))
-        return tuple((node, host) for node in range(run.job.max_nodes) for host in self.options.hosts)
+        return tuple((node, host) for node in range(run.job.max_machines) for host in self.options.hosts)
 
 
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests import forks
 
+from ddprank.heartbeat import read_beat
 from ddpwire.events import read_events
-from ddpwire.heartbeat import read_beat
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
 Start = Callable[..., subprocess.Popen[str]]

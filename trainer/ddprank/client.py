@@ -22,14 +22,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ddprank.heartbeat import HEARTBEAT_FILE, Heart
+from ddprank.signals import Signals
 from ddpwire import names
 from ddpwire.events import EVENTS_FILE, events_of
-from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
-from ddpwire.signals import Signals
 
 if TYPE_CHECKING:
-    from ddpwire.series import LoopSeries, Scalar
-    from ddpwire.vote import Vote
+    from ddprank.series import LoopSeries, Scalar
+    from ddprank.vote import Vote
 
 __all__ = ["checkpoint_dir", "exit_code", "heartbeat", "progress", "saved", "should_stop", "stop"]
 
@@ -136,7 +136,7 @@ def _agreed(code: int) -> int:
     if world is not _world:  # the ranks have met for the first time, or again
         _world, _vote = world, None
         if dist is not None and world is not None and dist.get_world_size() > 1:
-            from ddpwire.vote import Vote
+            from ddprank.vote import Vote
 
             _vote = Vote(dist.new_group(backend="gloo"))  # a group of its own: no GPU waits for it
             lowest, highest = _vote.steps(_last_step)
@@ -175,7 +175,7 @@ except OSError as error:
     print(f"ddpwire: cannot send heartbeats to ddprun: {error}", file=sys.stderr)
 if os.environ.get(names.PROMETHEUS_MULTIPROC_DIR):
     try:
-        from ddpwire.series import LoopSeries
+        from ddprank.series import LoopSeries
 
         _series = LoopSeries()
     except (ImportError, OSError) as error:

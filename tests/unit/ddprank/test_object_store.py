@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
+from ddprank.object_store import INDEX, ObjectStore, StoreError
 from ddpwire.exits import Exit
-from ddpwire.object_store import INDEX, ObjectStore, StoreError
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -6,7 +6,7 @@
                                           a checkpoint, if there is one, is the last of its files.
 
 A checkpoint is in the store once the index lists it. The index is written last, and replaced as a whole.
-``python -m ddpwire.object_store URL FOLDER [--best]`` fetches all checkpoints, or the most accurate one.
+``python -m ddprank.object_store URL FOLDER [--best]`` fetches all checkpoints, or the most accurate one.
 """
 
 import contextlib

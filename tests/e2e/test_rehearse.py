@@ -1,0 +1,67 @@
+"""ddpctl rehearse on two small scripts: one is sound, the other has one fault."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.driver import DDPCTL, ROOT, ddpctl, wait_until
+
+SCRIPTS = ROOT / "tests/nightly/rehearse/scripts"
+ONE_NODE = ("--nodes", "1", "--gpus", "2")
+
+
+def rehearse(tmp_path: Path, script: str, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    (tmp_path / script).write_bytes((SCRIPTS / script).read_bytes())
+    done = ddpctl("rehearse", *ONE_NODE, *flags, "--json", "--", script, cwd=tmp_path)
+    assert done.stdout, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [script]
+    return done.returncode, {row["id"]: row for row in json.loads(done.stdout)["rows"]}
+
+
+def test_a_sound_script_has_no_fault(tmp_path: Path) -> None:
+    code, rows = rehearse(tmp_path, "sound_plain.py", "--only", "term")
+    assert code == 0
+    assert {name for name, row in rows.items() if row["verdict"] != "ok"} == {
+        "samples",
+        "order",
+    }  # it has no DataLoader
+    assert {"save-term", "resume-optimizer", "same-checkpoint", "ranks"} <= {*rows}
+
+
+def test_the_fault_of_a_script_is_named(tmp_path: Path) -> None:
+    code, rows = rehearse(tmp_path, "optimizer_lost.py", "--only", "kill-rank")
+    assert code == 1
+    assert {name for name, row in rows.items() if row["verdict"] == "fault"} == {"resume-optimizer"}
+    assert rows["resume-optimizer"]["mend"]
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_bytes((SCRIPTS / "sound_plain.py").read_bytes())
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [*DDPCTL, "rehearse", *ONE_NODE, "--", "train.py"]
+    environ = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        wait_until(lambda: any(temporary.glob("*/run-0/facts/*.*")), "a rank")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not any(temporary.iterdir())
+    mark = f"{temporary}/".encode()
+    wait_until(lambda: not any(mark in path.read_bytes() for path in environments()), "the end of all processes")
+
+
+def environments() -> list[Path]:
+    readable = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            path.read_bytes()
+        except OSError:
+            continue
+        readable.append(path)
+    return readable

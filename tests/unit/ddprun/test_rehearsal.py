@@ -1,0 +1,38 @@
+"""At which step a rehearsal disturbs a script, and how it reads the facts of a rank that was killed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddprun.rehearsal import middle_step, read_facts
+
+
+def run(steps: int, *saves: int) -> dict[str, Any]:
+    """The undisturbed run of a script that saves after these steps."""
+    rank = {"step": [{}] * steps, "save": [{"step": step, "error": ""} for step in saves]}
+    return {"processes": [{"step": [], "save": []}, rank]}  # the first one starts the ranks
+
+
+@pytest.mark.parametrize(
+    ("steps", "saves", "step"),
+    [
+        (60, (), 36),
+        (60, (20, 40, 60), 30),  # between two saves, and nearest to 60 %
+        (60, (10, 20, 30, 40, 50, 60), 35),
+        (60, (60,), 36),  # saved at the end only
+        (60, (30,), 45),
+        (6, (1, 2, 3, 4, 5, 6), 3),  # saved after each step
+        (1, (), 1),
+    ],
+)
+def test_a_script_is_disturbed_between_two_saves(steps: int, saves: tuple[int, ...], step: int) -> None:
+    assert middle_step(run(steps, *saves)) == step
+
+
+def test_the_last_fact_of_a_killed_rank_may_be_torn(tmp_path: Path) -> None:
+    facts = '{"start": 3, "time": 1.0, "pid": 7}\n{"group": 1, "time": 2.0}\n{"step": 1, "ti'
+    (tmp_path / "3.7").write_text(facts)
+    (tmp_path / "go").touch()
+    (rank,) = read_facts(tmp_path)
+    assert (rank["rank"], len(rank["start"]), rank["step"]) == (1, 1, [])

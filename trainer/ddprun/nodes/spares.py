@@ -1,0 +1,105 @@
+"""How a spare waits, with torch imported and without ranks, until it takes the place of a lost node.
+
+A spare sends heartbeats to node 0, which gives it the number of a lost node. If node 0 is lost, the spare votes for
+another spare or is elected itself (election.py). The control store's keys are listed in rendezvous.py.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from ddprun.files.run_identity import PROCESS_TOKEN
+from ddprun.nodes.consensus import HEARTBEAT_INTERVAL_S
+from ddprun.nodes.election import Voter, read_electorate
+from ddprun.nodes.joining import refusal
+from ddprun.nodes.peer_checks import PeerChecks
+from ddprun.nodes.preflight import Route
+from ddprun.nodes.rendezvous import FixedRankRendezvous
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import network, stores
+from ddprun.system.errors import NodeError, store_lost_error
+from ddprun.system.stores import StoreError
+from ddpwire.run_files import read_outcome
+
+
+class Spare:
+    """A machine that waits to take the place of a lost node."""
+
+    def __init__(
+        self, config: NodeConfig, route: Route, *, log: Callable[[str], None], check_stop: Callable[[], None]
+    ) -> None:
+        """Serve the standby store for as long as this process runs. Raises OSError. ``check_stop`` raises NodeError."""
+        self._config, self._route, self._log, self._check_stop = config, route, log, check_stop
+        self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
+        self._store: Any = self._signed(stores.serve(route.own, network.bind_free_port(route.own)))
+        self._listener = network.bind_free_port(route.own)  # of the control store, if this spare is elected
+        self._voter: Voter | None = None
+
+    def wait(self, checks: PeerChecks) -> tuple[NodeConfig, Route, Voter]:
+        """Wait for a place. Return the settings with its number, and the route to node 0. Raises NodeError.
+
+        The error has the outcome of the run if the run ends.
+        """
+        while True:
+            try:
+                rendezvous = FixedRankRendezvous(
+                    self._config, self._route, checks, log=self._log, check_stop=self._check_stop, voter=self._voter
+                )
+                node, voter = self._wait_at(rendezvous, checks)
+                self._store.set("used", "")
+                return replace(self._config, node_rank=node, spare=self._config.machine), self._route, voter
+            except StoreError:
+                if not self._voter:
+                    raise store_lost_error() from None
+            leader, own, config = self._voter.find_leader(), self._route.own, self._config
+            self._config = replace(config, master_addr=leader.address, master_port=leader.port)
+            self._route = replace(self._route, address=leader.address)
+            if leader.spare == config.machine:
+                route = replace(self._route, address=own, listener=self._listener)
+                return replace(self._config, node_rank=0, spare=config.machine), route, self._voter
+            self._log(f"spare {leader.spare} ({leader.address}) is the new node 0")
+            checks.compare_again()
+
+    def _wait_at(self, rendezvous: FixedRankRendezvous, checks: PeerChecks) -> tuple[int, Voter]:
+        """Wait until node 0 gives this spare the number of a node, and return it. Raises NodeError and StoreError."""
+        control, machine = rendezvous.control, self._config.machine
+        threading.Thread(target=self._send_heartbeats, args=(control.clone(),), name="spare", daemon=True).start()
+        try:
+            checks.compare(control)
+        except NodeError as error:  # the nodes wait for this spare
+            control.compare_set("1/left", "", json.dumps(asdict(refusal(machine, error.outcome))))
+            raise
+        place = [self._route.own, self._store.port, PROCESS_TOKEN]
+        control.set(f"standby/{machine}", json.dumps(place))
+        self._log(f"this machine is a spare of run {self._config.run_id}: it waits to take the place of a lost node")
+        while not (self._voter and control.check([f"place/{machine}"])):
+            self._check_stop()
+            if control.check(["ended"]):
+                outcome = read_outcome(control.get("ended").decode())
+                control.set(f"ended/{machine}", "")
+                raise NodeError(outcome)
+            if not self._voter and control.check(["electorate"]):
+                self._voter = Voter(
+                    machine=machine,
+                    electorate=stores.decode("electorate", control.get("electorate"), read_electorate),
+                    connect=rendezvous.connect_to_spare,
+                    log=self._log,
+                    check_stop=self._check_stop,
+                    own=self._store,
+                    own_place=(self._route.own, self._listener.getsockname()[1]),
+                )
+            time.sleep(HEARTBEAT_INTERVAL_S)
+        return stores.decode(f"place/{machine}", control.get(f"place/{machine}"), int), self._voter
+
+    def _send_heartbeats(self, control: Any) -> None:
+        """Send heartbeats until node 0 is lost, also while this spare starts as a node."""
+        with contextlib.suppress(StoreError):
+            while True:
+                beat = {"at": time.monotonic(), "attempt": 0, "signs": []}
+                control.set(f"beat/{self._config.machine}", json.dumps(beat))
+                time.sleep(HEARTBEAT_INTERVAL_S)

@@ -1,0 +1,280 @@
+"""The observer of ``ddpctl rehearse`` in a rank: it records what the script does, and disturbs it once.
+
+It exists only if names.REHEARSAL is set (ddprun.rehearsal). The script is not changed: the observer wraps functions of
+torch, and listens to Python's audit events. It appends facts as JSON lines to a file of this process. The first key of
+a fact is its kind: start, group (init_process_group), loader, begin (before the first step), step, epoch (the end of an
+iteration over a DataLoader), save, load, file (opened to be written), at (the disturbance), cut, end.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ddprun.system import compat, processes
+from ddpwire import names
+
+ELEMENTS = 1 << 16  # of each tensor, for its fingerprint
+PROBES = 16  # tensors that are also compared to a number of digits
+GO_S, SETTLE_S, SLOW_S = 15.0, 0.5, 2.0
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")  # end by themselves
+
+
+class Observer:
+    """Records the facts of this process. It does nothing in a process that the script forks."""
+
+    def __init__(self, plan: Mapping[str, Any], env: Mapping[str, str]) -> None:
+        self._plan, self._env, self._pid, self._folder = plan, env, os.getpid(), Path(plan["facts"])
+        self._rank, self._world, attempt = (int(env[name]) for name in (names.RANK, names.WORLD_SIZE, names.ATTEMPT))
+        self._file = os.open(self._folder / f"{self._rank}.{self._pid}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        own = ("/proc", "/sys", "/dev/null", "/dev/tty", env["XDG_RUNTIME_DIR"], self._folder.parent)
+        self._not_of_script = tuple(map(str, own))
+        self._step = 0
+        self._clock: Any = None  # the first optimizer that takes a step
+        self._loss: float | None = None
+        self._batches: list[tuple[int, list[int]]] = []  # since the last step
+        self._size = 0  # of the largest file of the last save
+        self._noted: set[str] = set()
+        self._fills = self._has_gradients = self._trains = False
+        self._acts = plan["act"] if attempt == 1 else {}
+        self._seed = plan["seed"] + 100 * attempt + self._rank
+        self._write("start", self._rank, pid=self._pid, attempt=attempt)
+
+    def _write(self, kind: str, value: object, **more: object) -> None:
+        if os.getpid() == self._pid:
+            os.write(self._file, json.dumps({kind: value, "time": time.time(), **more}).encode() + b"\n")
+
+    def _write_once(self, kind: str, value: str) -> None:
+        if os.getpid() == self._pid and value not in self._noted:
+            self._noted.add(value)
+            self._write(kind, value)
+
+    def install(self) -> None:
+        """Wrap torch's functions, and seed the generators, which the script may seed again."""
+        load = importlib.import_module
+        torch, dcp, optimizer = load("torch"), load("torch.distributed.checkpoint"), load("torch.optim.optimizer")
+        self._torch, self._dist = torch, load("torch.distributed")
+        torch.manual_seed(self._seed)
+        random.seed(self._seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(self._seed)
+        optimizer.register_optimizer_step_pre_hook(lambda stepped, *_: self._before_step(stepped))
+        optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped))
+        _wrap(torch.Tensor, "backward", self._backward)
+        for module, save, load_, keyword in ((torch, 1, 0, "f"), (dcp, 9, 9, "checkpoint_id")):
+            _wrap(module, "save", partial(self._save, save, keyword))
+            _wrap(module, "load", partial(self._load, load_, keyword))
+        for module in (self._dist, self._dist.distributed_c10d):
+            _wrap(module, "init_process_group", self._init_group)
+        spawn = load("torch.multiprocessing.spawn")
+        _wrap(spawn, "start_processes", _start_observed)
+        load("torch.multiprocessing").start_processes = spawn.start_processes  # type: ignore[attr-defined]
+        compat.watch_batches(self._on_batch, self._on_epoch)
+        sys.addaudithook(self._audit)
+
+    # What the script does
+
+    def _init_group(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        self._rank, self._world = self._dist.get_rank(), self._dist.get_world_size()
+        self._write("group", self._rank, world=self._world)
+        return result
+
+    def _backward(self, call: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
+        result, self._has_gradients = call(loss, *args, **kwargs), True
+        if loss.numel() == 1:
+            self._loss = float(loss.detach())
+        return result
+
+    def _on_batch(self, epoch: int, indices: Any) -> None:
+        self._write_once("loader", "DataLoader")
+        self._batches.append((epoch, [int(index) for index in indices] if isinstance(indices, list) else []))
+
+    def _on_epoch(self, epoch: int) -> None:
+        self._write("epoch", epoch, batches=self._batches)  # those that no step has used
+
+    def _save(self, place: int, keyword: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        path = _path(kwargs.get(keyword, args[place] if len(args) > place else None))
+        if not path or os.getpid() != self._pid:  # into memory, as broadcast_object_list does
+            return call(*args, **kwargs)
+        limits, error = resource.getrlimit(resource.RLIMIT_FSIZE), ""
+        if fills := self._fills and self._size > 0:  # a write beyond half of the last size fails, in torch's own code
+            self._fills = False
+            self._write("at", self._step)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (max(1, self._size // 2), limits[1]))
+        try:
+            return call(*args, **kwargs)
+        except BaseException as failure:
+            error = f"{type(failure).__name__}: {failure}".splitlines()[0][:100]
+            raise
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            self._size = _size(path) or self._size
+            self._write("save", path, step=self._step, error=error, full=fills)
+
+    def _load(self, place: int, keyword: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if path := _path(kwargs.get(keyword, args[place] if len(args) > place else None)):
+            self._write("load", path)
+        return call(*args, **kwargs)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        path = ""
+        if event == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR):
+            path = os.path.join(os.getcwd(), args[0])  # noqa: PTH109, PTH118 (at each open: fast)
+        elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
+            path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
+        if path and not path.startswith(self._not_of_script):
+            self._write_once("file", path)
+
+    # Steps
+
+    def _before_step(self, stepped: Any) -> None:
+        # torch.distributed.checkpoint takes a step without gradients and rates, to make an optimizer's state
+        self._trains = self._has_gradients or any(group.get("lr", 1) for group in stepped.param_groups)
+        if os.getpid() != self._pid or not self._trains:
+            return
+        if self._clock is None:
+            self._clock = stepped
+            epochs = [epoch for epoch, _ in self._batches]
+            self._write("begin", 0, **self._state(), batches=epochs.count(epochs[-1]) if epochs else 0)
+        if stepped is self._clock and self._step == self._plan["steps"]:
+            self._cut()
+
+    def _after_step(self, stepped: Any) -> None:
+        if stepped is not self._clock or os.getpid() != self._pid or not self._trains:
+            return
+        self._step, self._has_gradients = self._step + 1, False
+        reported = getattr(sys.modules.get("ddprank.client"), "_last_step", 0)
+        batches, self._batches = self._batches, []
+        self._write("step", self._step, loss=self._loss, reported=reported, batches=batches, **self._state())
+        if self._step == self._acts.get("step") and self._acts["rank"] in (None, self._rank):
+            self._disturb(self._acts["do"])
+
+    def _state(self) -> dict[str, Any]:
+        """Return fingerprints of the weights and of the optimizer's state."""
+        groups = self._clock.param_groups
+        weights = [tensor for group in groups for tensor in group["params"]]
+        values = [value for one in self._clock.state.values() for _, value in sorted(one.items(), key=str)]
+        with self._torch.no_grad():
+            state = [_local(value) for value in values if self._torch.is_tensor(value)]
+            digest, probe = self._fingerprint(map(_local, weights))
+            state_digest = self._fingerprint(state)[0] if any(bool(tensor.any()) for tensor in state) else ""
+        rates = [float(group["lr"]) for group in groups if "lr" in group]
+        sharded = any(hasattr(tensor, "to_local") for tensor in weights)
+        return {"weights": digest, "probe": probe, "state": state_digest, "lr": rates, "sharded": sharded}
+
+    def _fingerprint(self, tensors: Iterable[Any]) -> tuple[str, list[float]]:
+        total, probe = hashlib.blake2b(digest_size=8), list[float]()
+        for tensor in tensors:
+            flat = tensor.detach().reshape(-1)[:ELEMENTS].contiguous().cpu()
+            data = flat.view(self._torch.uint8)
+            total.update((ctypes.c_char * data.numel()).from_address(data.data_ptr()) if data.numel() else b"")
+            if len(probe) < PROBES:
+                double = flat.double()
+                probe.append(float(double @ self._torch.arange(double.numel(), dtype=double.dtype).cos()))
+        return total.hexdigest(), [value if math.isfinite(value) else 0.0 for value in probe]
+
+    def _disturb(self, do: str) -> None:
+        self._fills = do == "disk"
+        if self._fills:
+            return
+        self._write("at", self._step)
+        if do == "kill":
+            os.kill(self._pid, signal.SIGKILL)
+        elif do == "wait":  # until ddprun.rehearsal has sent signals or killed a node
+            _pause(GO_S, (self._folder / "go").exists)
+            _pause(SETTLE_S)
+        elif do == "sleep":
+            _pause(SLOW_S)
+        else:
+            raise RuntimeError(f"ddpctl rehearse: an exception after step {self._step}")
+
+    def _cut(self) -> None:
+        """End this process after the last step to observe, when every rank is about to take another one."""
+        self._write("cut", self._step)
+        (self._folder / f"cut-{self._rank}").touch()
+        _pause(GO_S, lambda: len([*self._folder.glob("cut-*")]) >= self._world)
+        os._exit(0)
+
+    def end(self, code: int) -> None:
+        """Record how the script ended, and which processes it leaves: the rank's descendants, in any session."""
+        marks = {f"{name}={self._env[name]}".encode() for name in (names.RANK, names.REHEARSAL)}
+        own = {*processes.descendants(self._pid)}
+        for process in processes.list_processes():
+            is_marked = process.session == self._pid or marks <= {*_read(process.pid, "environ").split(b"\0")}
+            own |= {process.pid} if process.alive and is_marked else set()
+        lines = [_read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace") for pid in own - {self._pid}]
+        left = [line.strip() for line in lines if line and not any(helper in line for helper in HELPERS)]
+        self._write("end", code, left=sorted(left))
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a function by ``wrapper``, which gets the function as its first argument."""
+    call = getattr(owner, name)
+
+    @functools.wraps(call)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(call, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _start_observed(call: Callable[..., Any], function: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
+    return call(partial(_observe_and_call, function), *args, **kwargs)
+
+
+def _observe_and_call(function: Callable[..., None], rank: int, *args: Any) -> None:
+    """Call the function that a rank passes to torch.multiprocessing.spawn, and observe its process."""
+    observe({**os.environ, names.RANK: str(rank)})
+    function(rank, *args)  # what it leaves is a descendant of the rank, whose observer sees it
+
+
+def observe(env: Mapping[str, str]) -> Observer:
+    """Begin to observe this process."""
+    observer = Observer(json.loads(env[names.REHEARSAL]), env)
+    observer.install()
+    return observer
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _pause(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not is_over():
+        time.sleep(0.01)
+
+
+def _path(target: object) -> str:
+    """Return the path of what a function of torch saves or loads, or "" if it is no file."""
+    path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
+    return os.path.abspath(path) if path and isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+
+
+def _size(path: str) -> int:
+    """Return the size of a file, or of the largest file in a folder."""
+    place = Path(path)
+    try:
+        return max((one.stat().st_size for one in (place.rglob("*") if place.is_dir() else (place,))), default=0)
+    except OSError:
+        return 0
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,281 @@
+"""Runs a script again and again on CPU ranks of this machine, each time with one disturbance (``ddpctl rehearse``).
+
+``python -m ddprun.rehearsal PLAN`` reads a plan as JSON, which ddpctl.operations.rehearsal writes, and writes the facts
+of all runs beside it. It imports torch once. Each node is a ddprun that is forked from this process, with folders of
+its own: ``project`` (a copy, and the current folder of the ranks), ``checkpoints`` and ``tmp``. The observers of the
+ranks (ranks/observer.py) write their facts into the folder of the run.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ddprun.ranks import fork_server
+from ddprun.system import compat, network, processes
+from ddpwire import names
+from ddpwire.run_files import OUTCOME, node_name
+
+POLL_S = 0.05
+FIRST_LIMIT_S, FIRST_IDLE_S = 600.0, 120.0  # for the undisturbed run, whose speed is unknown
+IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
+EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
+SIGNALS = {"term": signal.SIGTERM, "usr1": signal.SIGUSR1, "int": signal.SIGINT}
+TITLES = {
+    "plain": "undisturbed",
+    "again": "undisturbed, a second time",
+    "term": "SIGTERM to all ranks",
+    "usr1": "SIGUSR1 to all ranks",
+    "int": "Ctrl-C",
+    "kill-rank": "SIGKILL of a rank",
+    "kill-node": "SIGKILL of a node, which returns without its files",
+    "slow": "a slow rank",
+    "disk": "a full disk during a save",
+    "raise": "an exception in a rank",
+    "resume": "a second launch",
+    "ranks": "a second launch with fewer ranks",
+}
+TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 (where scripts leave files)
+
+
+class Rehearsal:
+    """The folders of the nodes, and the facts of the runs so far."""
+
+    def __init__(self, plan: Any) -> None:
+        self.plan, self.work, self.runs = plan, Path(plan.work), list[dict[str, Any]]()
+        self.limit_s, self.idle_s = FIRST_LIMIT_S, FIRST_IDLE_S
+
+    def node(self, number: int) -> Path:
+        """Return the folder of a node."""
+        return self.work / node_name(0 if self.plan.shared else number)
+
+    def perform(self) -> None:
+        """Run all scenarios."""
+        plan = self.plan
+        plain = self._run("plain")
+        if not any(process["step"] for process in plain["processes"]):
+            return  # nothing can be compared
+        times = sorted(fact["time"] for process in plain["processes"] for kind in KINDS for fact in process[kind])
+        self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
+        self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
+        self._run("again")
+        last = plan.nodes * plan.ranks - 1
+        acts = {"kill-rank": ("kill", last), "slow": ("sleep", last), "disk": ("disk", None), "raise": ("raise", last)}
+        for name in plan.scenarios:
+            do, rank = acts.get(name, ("wait", None))
+            run = self._run(name, act={"do": do, "rank": rank, "step": middle_step(plain)})
+            if name == "term" and last:
+                self._copy(self.work, self.work / "stopped")
+            if name in ("term", "disk") or (name.startswith("kill") and any(run["codes"])):
+                self._run("resume", after=name)
+            if name == "term" and last:
+                self._copy(self.work / "stopped", self.work)
+                self._run("ranks", after=name)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        for node in {self.node(number).name for number in range(self.plan.nodes)}:
+            shutil.rmtree(target / node, ignore_errors=True)
+            with contextlib.suppress(shutil.Error):  # sockets, which processes have left in TMPDIR, cannot be copied
+                shutil.copytree(source / node, target / node, symlinks=True)
+
+    def reset(self, number: int) -> None:
+        """Put a node's folder into the state before its first run."""
+        node = self.node(number)
+        shutil.rmtree(node, ignore_errors=True)
+        for name in ("project", "checkpoints", "tmp", "runtime"):
+            (node / name).mkdir(parents=True)
+        for name in (*self.plan.files, *self.plan.links):
+            source, target = Path(self.plan.project, name), node / "project" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if name in self.plan.links:
+                target.symlink_to(source)
+            else:
+                shutil.copy2(source, target, follow_symlinks=False)
+
+    def _run(self, name: str, *, act: Mapping[str, Any] | None = None, after: str = "") -> dict[str, Any]:
+        nodes, ranks = self.plan.nodes, self.plan.ranks
+        if name == "ranks":
+            nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, ranks - 1)
+        title = f"{TITLES[name]}{f' after {TITLES[after]}' if after else ''}"
+        title += f", at step {act['step']}" if act else ""
+        print(f"rehearse: {title} ...", file=sys.stderr, end="", flush=True)
+        for number in () if after else range(nodes):
+            self.reset(number)
+        folder = self.work / f"run-{len(self.runs)}"
+        # The first starts get equal seeds, so that they can be compared. A second start gets others, as on a cluster.
+        seed = 1000 * len(self.runs) if after else 0
+        observing = {"facts": str(folder / "facts"), "steps": self.plan.steps, "act": act or {}, "seed": seed}
+        began, run = time.time(), Run(self, folder, nodes, ranks, observing)
+        hung = not run.follow(name)
+        record = {"scenario": name, "after": after, "act": act or {}, "nodes": nodes, "ranks": ranks, "began": began}
+        record |= {"seconds": time.time() - began, "signalled": run.signalled, "hung": hung, "outcome": run.outcome()}
+        record |= {"codes": [*run.codes.values()], "processes": read_facts(folder / "facts")}
+        record["left"] = self._left(record["processes"])
+        self.runs.append(record)
+        print(f" {record['seconds']:.1f} s{', ended by force' if hung else ''}", file=sys.stderr, flush=True)
+        return record
+
+    def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
+        """Remove the temporary files and shared memory that a run has left, and return their paths."""
+        written = {Path(file["file"]) for process in ranks for file in process["file"]}
+        left = {path for path in written if str(path).startswith(TEMPORARY) and not path.is_relative_to(self.work)}
+        for process in ranks:
+            left |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
+        left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
+        left = {path for path in left if path.is_file()}
+        for path in left:
+            path.unlink()
+        return sorted(map(str, left))
+
+
+class Run:
+    """One start of all nodes."""
+
+    def __init__(
+        self, rehearsal: Rehearsal, folder: Path, nodes: int, ranks: int, observing: Mapping[str, Any]
+    ) -> None:
+        self._rehearsal, self._folder, self._facts = rehearsal, folder, Path(observing["facts"])
+        self._nodes, self._ranks, self._observing = nodes, ranks, observing
+        self._port = network.free_port("127.0.0.1")
+        self._pids: dict[int, int] = {}
+        self.codes: dict[int, int | None] = {}  # of the nodes; None: it runs
+        self.signalled = 0.0  # when the nodes were disturbed
+
+    def follow(self, name: str) -> bool:
+        """Start the nodes and wait for their end. Return False if they had to be killed."""
+        self._facts.mkdir(parents=True)
+        for node in range(self._nodes):
+            self._start(node)
+        began = changed = time.monotonic()
+        size, limit_s, idle_s = -1, self._rehearsal.limit_s, self._rehearsal.idle_s
+        while self._is_alive():
+            texts, now = [path.read_bytes() for path in self._facts.glob("*.*")], time.monotonic()
+            if (grown := sum(map(len, texts))) != size:
+                size, changed = grown, now
+            training, reached = (sum(b'\n{"%s": ' % kind in text for text in texts) for kind in (b"begin", b"at"))
+            if not self.signalled and reached and (name == "raise" or reached == training):
+                self.signalled, changed = time.time(), now
+                self._disturb(name)
+                if name == "raise":
+                    limit_s = now - began + EXCEPTION_LIMIT_S
+                idle_s = max(idle_s, (self._rehearsal.plan.grace_s + 10.0) * (name in SIGNALS))  # ddprun kills them
+            if now - began > limit_s or now - changed > idle_s:
+                for pid in self._pids.values():
+                    processes.kill(pid, signal.SIGKILL)
+                break
+            time.sleep(POLL_S)
+        processes.kill_all(partial(processes.descendants, os.getpid()), timeout_s=10.0, reap=processes.reap_all)
+        return None not in self.codes.values()
+
+    def _disturb(self, name: str) -> None:
+        for pid in self._pids.values() if name in SIGNALS else ():
+            processes.kill(pid, SIGNALS[name])
+        if name == "kill-node":
+            node = max(self._pids)
+            processes.kill(self._pids[node], signal.SIGKILL)
+            os.waitpid(self._pids[node], 0)
+            if node and not self._rehearsal.plan.shared:
+                self._rehearsal.reset(node)
+            self._start(node)
+        (self._facts / "go").touch()
+
+    def _start(self, node: int) -> None:
+        """Fork a ddprun."""
+        parent, self.codes[node] = os.getpid(), None
+        self._pids[node] = os.fork()
+        if self._pids[node] == 0:
+            try:
+                processes.die_with_parent(parent)
+                self._become(node)
+            finally:
+                os._exit(1)
+
+    def _become(self, node: int) -> None:
+        plan, place = self._rehearsal.plan, self._rehearsal.node(node)
+        os.setsid()
+        log = os.open(self._folder / f"log-{node}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for target, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(descriptor, target)
+        os.chdir(place / "project")
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # as in __main__
+            signal.signal(number, signal.SIG_IGN)
+        os.environ |= {names.REHEARSAL: json.dumps(self._observing), names.CHECKPOINT_DIR: str(place / "checkpoints")}
+        os.environ |= {names.NODES_HERE: str(self._nodes), names.LAUNCHER: "local", names.DEVICE: "cpu"}
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(place / "tmp")}
+        os.environ |= dict.fromkeys(("XDG_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR"), str(place / "runtime"))
+        run_dir = self._folder / (place.name if plan.shared else f"of-{place.name}")
+        options = {"--nnodes": self._nodes, "--nproc-per-node": self._ranks, "--node-rank": node, "--run-dir": run_dir}
+        options |= {"--master-addr": "127.0.0.1", "--master-port": self._port, "--run-id": self._folder.name}
+        options |= {"--grace": plan.grace_s}
+        sys.argv = ["ddprun", *(str(word) for pair in options.items() for word in pair), *plan.command]
+        from ddprun.main import main
+
+        main()
+
+    def _is_alive(self) -> bool:
+        for node, pid in self._pids.items():
+            if self.codes[node] is None and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                self.codes[node] = os.waitstatus_to_exitcode(ended[1])
+        return None in self.codes.values()
+
+    def outcome(self) -> str:
+        """Return ddprun's sentence about a run that failed."""
+        for path in sorted(self._folder.rglob(OUTCOME)):
+            with contextlib.suppress(OSError, ValueError):
+                if (record := json.loads(path.read_bytes())).get("code"):
+                    return str(record.get("message", ""))
+        return ""
+
+
+def middle_step(run: Mapping[str, Any]) -> int:
+    """Return the step at which to disturb: in the second half of the run, between two saves if there are any."""
+    last = min(len(process["step"]) for process in run["processes"] if process["step"])
+    saves = sorted({save["step"] for process in run["processes"] for save in process["save"] if not save["error"]})
+    gaps = [(low + high) // 2 for low, high in itertools.pairwise([*saves, last]) if high - low > 1]
+    return min(gaps, key=lambda step: abs(step - 0.6 * last), default=max(1, int(0.6 * last)))
+
+
+KINDS = ("start", "group", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "cut", "end")
+
+
+def read_facts(folder: Path) -> list[dict[str, Any]]:
+    """Return the facts of each process, grouped by their kind."""
+    ranks = []
+    for path in sorted(folder.glob("*.*")):
+        process: dict[str, Any] = {kind: [] for kind in KINDS}
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the process was killed while it wrote
+                fact = json.loads(line)
+                process[next(iter(fact))].append(fact)
+        group, start = process["group"], process["start"]
+        ranks.append({"rank": group[0]["group"] if group else start[0]["start"], **process})
+    return ranks
+
+
+def main() -> None:
+    """Rehearse the plan in the file that the argument names."""
+    rehearsal = Rehearsal(SimpleNamespace(**json.loads(Path(sys.argv[1]).read_bytes())))
+    processes.adopt_orphans()
+    print("rehearse: importing torch ...", file=sys.stderr, end="", flush=True)
+    began = time.monotonic()
+    fork_server.preload_torch(1)
+    compat.import_dynamo()
+    import torch.distributed.checkpoint
+    import torch.nn.parallel  # noqa: F401
+
+    print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    rehearsal.perform()
+    (rehearsal.work / "facts.json").write_text(json.dumps(rehearsal.runs))
+
+
+if __name__ == "__main__":
+    main()
