@@ -22,11 +22,13 @@ from ddpwire.run_files import ENVIRONMENT, NODE_LOG, OUTCOME, read_regular, writ
 
 FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT, OUTCOME)
 _WHOLE = (ENVIRONMENT, OUTCOME, NODE_LOG)  # files that a newer text replaces
+# Events that recur while ranks train. They are left out first: the others tell the phases of a run.
+_RECURRING = re.compile(r'"event": "(?:checkpoint_saved|epoch_ended|straggler|straggler_gone)"')
 _PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
 LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
 RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
 LINE_BYTES = 1000
-LEAST_LINES, MOST_LINES = 3, 120  # the fewest hold all events of a run of seconds
+LEAST_LINES, MOST_LINES = 3, 120  # the fewest hold the phases of a short run
 MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
@@ -61,7 +63,9 @@ def _half(name: str, text: str, most: int) -> str:
     if name in _WHOLE:  # one JSON object, of which a half is of no use
         return text if len(text) < most * LINE_BYTES // 2 else ""
     lines = text.splitlines(keepends=True)
-    return "".join(lines[(len(lines) + 1) // 2 :])
+    old = [at for at, line in enumerate(lines) if _RECURRING.search(line)] or range(len(lines))
+    left_out = set(old[: (len(old) + 1) // 2])
+    return "".join(line for at, line in enumerate(lines) if at not in left_out)
 
 
 def unpack(log: str) -> dict[str, str]:

@@ -56,3 +56,15 @@ def test_a_log_has_at_most_three_lines_and_one_for_each_further_minute(tmp_path:
         files = log_record.unpack("".join(f"[node1] {line}\n" for line in lines))
         assert read_outcome(files[OUTCOME]).code == 3
         assert read_events(files[EVENTS])[-1].step == 3999
+
+
+def test_the_events_that_begin_the_phases_are_kept_when_checkpoints_do_not_fit(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / EVENTS, node=1)
+    begins = ("node_started", "preflight_done", "rendezvous_done", "ranks_started", "first_step")
+    for kind in begins:
+        log.emit(kind)
+    write(tmp_path, rows=100, events=100)
+    log.emit("training_ended")
+    lines = "".join(f"[node1] {part}\n" for part in log_record.pack(tmp_path, 20.0))
+    kinds = [event.event for event in read_events(log_record.unpack(lines)[EVENTS])]
+    assert [kind for kind in kinds if kind != "checkpoint_saved"] == [*begins, "training_ended"]
