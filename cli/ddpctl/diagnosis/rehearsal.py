@@ -1,4 +1,4 @@
-"""Judges the facts of a rehearsal (``python -m ddprun.rehearsal``): one row for each question. Pure.
+"""Judges the facts of a rehearsal (``python -m ddprun.rehearsal``): resume row for each question. Pure.
 
 A run is a dict: its scenario, the scenario that it follows ("after"), the exit codes of its nodes, and for each process
 of a rank the facts that its observer recorded, by their kind. A process that resumes begins with the weights that a
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A start of the ranks after another one."""
+    """A start of the ranks after another resume."""
 
     title: str
     before: Mapping[int, Facts]  # the processes that took steps, by rank
@@ -74,8 +74,8 @@ class Rehearsal:
         steps = chain.from_iterable(zip(*both, strict=False) for both in pairs)
         self.digits = min((_alike(*both) for both in steps), default=0)  # to which two undisturbed runs are equal
         starts = (self._resume(title) for title in ("term", "kill-rank", "kill-node", "disk"))
-        self.resumes = {one.title: one for one in starts if one}  # with the same number of ranks
-        self.good = [one for one in self.resumes.values() if one.step]
+        self.resumes = {resume.title: resume for resume in starts if resume}  # with the same number of ranks
+        self.good = [resume for resume in self.resumes.values() if resume.step]
 
     def run(self, scenario: str, after: str = "") -> Facts:
         """Return a run, or an empty mapping."""
@@ -156,7 +156,7 @@ def _group(facts: Rehearsal) -> Judgement:
         return "fault", f"{len(plain)} ranks train, and {_named(alone)} did not call init_process_group"
     if len({process["step"][facts.steps - 1]["weights"] for process in plain.values()}) > 1 and not facts.is_sharded:
         return "fault", f"after step {facts.steps} the ranks have different weights, and no shards of them"
-    return "ok", f"{len(plain)} ranks in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
+    return "ok", f"{len(plain)} ranks in resume group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
 
 
 def _reports(facts: Rehearsal) -> Judgement:
@@ -200,7 +200,7 @@ def _samples(facts: Rehearsal) -> Judgement:
         own = [Counter(index for batch in batches for index in batch) for batches in ranks.values()]
         batch, counts = max(len(batch) for batches in ranks.values() for batch in batches), sum(own, Counter())
         unused = max(counts) + 1 - len(counts)
-        if any(one.total() - len(one) > batch for one in own):
+        if any(counter.total() - len(counter) > batch for counter in own):
             return "unknown", f"epoch {number}: a rank itself repeats samples, as a sampler with replacement does"
         if counts.total() - len(counts) > batch * len(ranks):
             sample, times = counts.most_common(1)[0]
@@ -241,8 +241,8 @@ def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
 def _resumes(facts: Rehearsal) -> Judgement | None:
     starts = facts.resumes.values()
     if facts.good:
-        return "ok", ", ".join(f"{one.title}: after step {one.step} of {one.reached}" for one in facts.good)
-    if any(one.step is None for one in starts):
+        return "ok", ", ".join(f"{resume.title}: after step {resume.step} of {resume.reached}" for resume in facts.good)
+    if any(resume.step is None for resume in starts):
         return "unknown", OTHER_WEIGHTS
     if not facts.saves and not facts.ended:
         return "unknown", f"nothing was saved within {facts.steps} steps: {LONGER}"
@@ -256,35 +256,35 @@ def _of_good(judge: Callable[[Rehearsal, Resume], Judgement], facts: Rehearsal) 
         return ("unknown", "it does not resume") if facts.resumes else None
     order = ("fault", "unknown", "ok")
     verdict, evidence, title = min(
-        ((*judge(facts, one), one.title) for one in facts.good), key=lambda triple: order.index(triple[0])
+        ((*judge(facts, resume), resume.title) for resume in facts.good), key=lambda triple: order.index(triple[0])
     )
     return verdict, evidence if verdict == "ok" else f"{title}: {evidence}"
 
 
-def _pairs(facts: Rehearsal, one: Resume, rank: int) -> Iterator[tuple[int, Facts, Facts]]:
-    """Yield the steps after a resume: the number, the step of the undisturbed run, and that of the resumed one."""
-    start = one.step or 0
+def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, Facts, Facts]]:
+    """Yield the steps after a resume: the number, the step of the undisturbed run, and that of the resumed resume."""
+    start = resume.step or 0
     reference = facts.plain[rank]["step"][start:] if rank in facts.plain else ()
-    for number, (plain, step) in enumerate(zip(reference, one.after[rank]["step"], strict=False), start + 1):
+    for number, (plain, step) in enumerate(zip(reference, resume.after[rank]["step"], strict=False), start + 1):
         yield number, plain, step
 
 
-def _data(facts: Rehearsal, one: Resume) -> Judgement:
-    start = one.step or 0
+def _data(facts: Rehearsal, resume: Resume) -> Judgement:
+    start = resume.step or 0
     if why := _blind(facts):
-        number, plain, step = next(_pairs(facts, one, 0), (start, {"loss": 0.0}, {"loss": 1.0}))
+        number, plain, step = next(_pairs(facts, resume, 0), (start, {"loss": 0.0}, {"loss": 1.0}))
         same = _digits([plain["loss"]], [step["loss"]])
         is_same = facts.digits and same >= min(facts.digits, ROUNDING)
         return ("ok" if is_same else "unknown"), f"{why}; the loss of step {number} is that without a stop {_to(same)}"
-    for rank in one.alike:
-        before, reference = one.before[rank]["step"], facts.plain[rank]["step"]
+    for rank in resume.alike:
+        before, reference = resume.before[rank]["step"], facts.plain[rank]["step"]
         if start >= len(reference) or _batch(reference[start])[0] != _batch(reference[start - 1])[0]:
             continue  # it resumes at the beginning of an epoch
         for was, plain in zip(before, reference, strict=False):
             if _batch(was)[1] != _batch(plain)[1]:
                 orders = f"step {was['step']} has samples {[*_batch(was)[1]][:3]} in a start, {[*_batch(plain)[1]][:3]}"
                 return "fault", f"{orders} in another, so the rest of an epoch repeats some and skips others"
-        for number, plain, step in _pairs(facts, one, rank):
+        for number, plain, step in _pairs(facts, resume, rank):
             if _batch(step)[1] != _batch(plain)[1]:
                 other = next((old["step"] for old in reference if _batch(old)[1] == _batch(step)[1]), None)
                 samples = f"the samples of step {other}" if other else f"other samples ({[*_batch(step)[1]][:3]})"
@@ -292,21 +292,21 @@ def _data(facts: Rehearsal, one: Resume) -> Judgement:
     return "ok", "the samples are those of the undisturbed run"
 
 
-def _optimizer(facts: Rehearsal, one: Resume) -> Judgement:
-    start = one.step or 0
-    for rank in one.alike:
-        state, was = one.after[rank]["begin"][0]["state"], one.before[rank]["step"][start - 1]["state"]
+def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:
+    start = resume.step or 0
+    for rank in resume.alike:
+        state, was = resume.after[rank]["begin"][0]["state"], resume.before[rank]["step"][start - 1]["state"]
         if state != was:
             return "fault", f"after step {start}, the state of rank {rank} is {'another' if state else 'empty'}"
-        for number, plain, step in _pairs(facts, one, rank):
+        for number, plain, step in _pairs(facts, resume, rank):
             if _digits(step["lr"], plain["lr"]) < ROUNDING:
                 return "fault", f"step {number} has learning rate {step['lr'][0]:g} in place of {plain['lr'][0]:g}"
     return "ok", "its state and learning rates are those of the step before"
 
 
 def _weights(facts: Rehearsal) -> Judgement | None:
-    starts = [(one, rank) for one in facts.good for rank in one.alike]
-    equal = [(number, _alike(a, b)) for one, rank in starts for number, a, b in _pairs(facts, one, rank)]
+    starts = [(resume, rank) for resume in facts.good for rank in resume.alike]
+    equal = [(number, _alike(a, b)) for resume, rank in starts for number, a, b in _pairs(facts, resume, rank)]
     if not equal or not facts.digits:
         return ("unknown", "there is no undisturbed step to compare with") if facts.resumes else None
     worst = min(digits for _, digits in equal)
@@ -319,37 +319,37 @@ def _weights(facts: Rehearsal) -> Judgement | None:
 
 
 def _same(facts: Rehearsal) -> Judgement | None:
-    for one in (one for one in facts.resumes.values() if any(one.steps.values())):
-        begins = {rank: process["begin"][0] for rank, process in one.after.items()}
+    for resume in (resume for resume in facts.resumes.values() if any(resume.steps.values())):
+        begins = {rank: process["begin"][0] for rank, process in resume.after.items()}
         states = {rank: begin["state"] or "none" for rank, begin in begins.items()}
         skipped = {rank: begin["batches"] for rank, begin in begins.items()}
         for text, values in (
-            ("continue after steps", one.steps),
+            ("continue after steps", resume.steps),
             ("have states of the optimizer", {} if facts.is_sharded else states),
             ("begin with batches", skipped),
         ):
             if len({*values.values()}) > 1:
                 by_rank = ", ".join(f"{values[rank]} (rank {rank})" for rank in sorted(values))
-                loaded = _named([rank for rank, process in one.after.items() if process["load"]])
-                return "fault", f"{one.title}: the ranks {text} {by_rank}; {loaded} loaded a file"
-        if _failed(one.run):
-            return "fault", f"{one.title}: {_end(one.run)}"
+                loaded = _named([rank for rank, process in resume.after.items() if process["load"]])
+                return "fault", f"{resume.title}: the ranks {text} {by_rank}; {loaded} loaded a file"
+        if _failed(resume.run):
+            return "fault", f"{resume.title}: {_end(resume.run)}"
     return ("ok", f"in {len(facts.good)} starts") if facts.good else None
 
 
 def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
     if not (run := facts.run(scenario)):
         return None
-    if not (one := facts.resumes.get(scenario)):
+    if not (resume := facts.resumes.get(scenario)):
         return "fault", f"the ranks did not start again: {_end(run)}"
-    if one.step is None:
+    if resume.step is None:
         return "unknown", OTHER_WEIGHTS
-    lost = f"steps {one.step + 1} to {one.reached}"
-    if _failed(one.run):
-        return "fault", f"{lost}, and then {_end(one.run)}"
-    if not one.step and not facts.ended:
-        return "unknown", f"nothing was saved before step {one.reached}: {LONGER}"
-    return ("ok" if one.step else "fault"), f"{lost}{'' if one.step else ', so all of them'}"
+    lost = f"steps {resume.step + 1} to {resume.reached}"
+    if _failed(resume.run):
+        return "fault", f"{lost}, and then {_end(resume.run)}"
+    if not resume.step and not facts.ended:
+        return "unknown", f"nothing was saved before step {resume.reached}: {LONGER}"
+    return ("ok" if resume.step else "fault"), f"{lost}{'' if resume.step else ', so all of them'}"
 
 
 def _slow(facts: Rehearsal) -> Judgement | None:
@@ -363,13 +363,13 @@ def _disk(facts: Rehearsal) -> Judgement | None:
         return None
     if not (full := [save for save in _all(_ranks(run), "save") if save["full"] and save["error"]]):
         return "unknown", "no torch.save or dcp.save after the first one could be made to fail"
-    after, one = facts.run("resume", "disk"), facts.resumes.get("disk")
+    after, resume = facts.run("resume", "disk"), facts.resumes.get("disk")
     how = f"the save of step {full[0]['step']} fails at half of its size (RLIMIT_FSIZE): {full[0]['error']}"
-    if _failed(after) or (one and one.step == 0):
+    if _failed(after) or (resume and resume.step == 0):
         return "fault", f"{how}; then {_end(after) if _failed(after) else 'it begins at step 1'}"
-    if one and one.step is None:
+    if resume and resume.step is None:
         return "unknown", OTHER_WEIGHTS
-    return "ok", f"{how}; then {f'it resumes after step {one.step}' if one else 'no step is left to do'}"
+    return "ok", f"{how}; then {f'it resumes after step {resume.step}' if resume else 'no step is left to do'}"
 
 
 def _other_ranks(facts: Rehearsal) -> Judgement | None:
@@ -384,8 +384,8 @@ def _other_ranks(facts: Rehearsal) -> Judgement | None:
     if facts.is_sharded:
         loads = all(process["load"] for process in ranks.values())
         return ("ok" if loads else "fault"), f"{count}: each loads {'' if loads else 'no '}shards; {_end(run)}"
-    one = _resume("ranks", {rank: first[0] for rank in ranks if 0 in first}, ranks, run)
-    step = one.step if one else 0
+    resume = _resume("ranks", {rank: first[0] for rank in ranks if 0 in first}, ranks, run)
+    step = resume.step if resume else 0
     if step == expected.step:
         return "ok", f"{count}: they continue after step {step}"
     return ("unknown", OTHER_WEIGHTS) if step is None else ("fault", f"{count}: they continue after step {step}")
