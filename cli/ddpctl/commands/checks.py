@@ -82,7 +82,7 @@ def compared(result: Mapping[str, Any]) -> list[str]:
         for row in result["collectives"]:
             if before := old.get((row["collective"], row["bytes"])):
                 ratios.setdefault(row["collective"], []).append(row["busbw"] / before)
-        if medians := {name: statistics.median(found) for name, found in ratios.items()}:
+        if medians := {name: statistics.median(values) for name, values in ratios.items()}:
             there = "" if last["nodes"] == result["nodes"] else ", which was on other nodes"
             line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{there}"
             low = ", ".join(f"{name} {ratio:.2f}" for name, ratio in medians.items() if ratio < DROP)
@@ -122,10 +122,10 @@ def drawings() -> list[str]:
 
 def read_sizes(text: str) -> list[int]:
     """Parse sizes such as ``64K,16M``. Return them in bytes, in ascending order. Raises UsageError."""
-    found = []
+    sizes = []
     for word in text.split(","):
         match = SIZE.fullmatch(word.strip())
         if not match or (size := int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]) > 1 << 36:
             raise UsageError(f"--sizes: {word!r} is not a size: expected sizes up to 64G, such as 64K,16M")
-        found.append(size)
-    return sorted({*found})
+        sizes.append(size)
+    return sorted({*sizes})

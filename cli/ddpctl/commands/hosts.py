@@ -22,8 +22,8 @@ def hosts(target: SshTarget = None, file: File = None, as_json: Json = False) ->
     wait for a GPU, in the order of the queue.
     """
     settings = ssh_settings("hosts", target, file)
-    found = open_context().executor.perform(targets.make(settings.kind, settings.options).hosts())
-    print_result([asdict(report) for report in found], map(fit, hosts_table(found)), as_json=as_json)
+    reports = open_context().executor.perform(targets.make(settings.kind, settings.options).hosts())
+    print_result([asdict(report) for report in reports], map(fit, hosts_table(reports)), as_json=as_json)
 
 
 def ssh_settings(command: str, target: str | None, file: Path | None, *, other: str = "") -> Request:
@@ -37,11 +37,11 @@ def ssh_settings(command: str, target: str | None, file: Path | None, *, other: 
     return settings
 
 
-def hosts_table(found: Sequence[HostReport]) -> list[str]:
+def hosts_table(reports: Sequence[HostReport]) -> list[str]:
     """Return a line for each GPU and each run on CPUs, then lines for unreachable hosts and waiting launches."""
     head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
-    lines = table([head, *(row for report in found for row in _rows(report))])
-    for report in found:
+    lines = table([head, *(row for report in reports for row in _rows(report))])
+    for report in reports:
         if report.failure:
             lines.append(one_line(f"{report.host} does not answer: {report.failure}"))
         if report.waiting:

@@ -39,37 +39,37 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
     failures and their times. Times and percentages do not include the time in a queue.
     """
     context, record = find_run(run, task)
-    found = load_timeline(context, record)
+    timeline = load_timeline(context, record)
     if as_json:
         document = {
-            "run": found.run.name,
-            "state": found.status.state,
-            "code": found.status.code,
-            "seconds": phase_totals(found.spans),
-            "spans": [asdict(span) for span in found.spans],
-            "restarts": found.restarts,
-            "events": [json.loads(event.line()) for event in found.events],
+            "run": timeline.run.name,
+            "state": timeline.status.state,
+            "code": timeline.status.code,
+            "seconds": phase_totals(timeline.spans),
+            "spans": [asdict(span) for span in timeline.spans],
+            "restarts": timeline.restarts,
+            "events": [json.loads(event.line()) for event in timeline.events],
         }
         print(json.dumps(document, indent=1))
         return
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 0)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    for line in lines(found, width, plain=plain):
+    for line in lines(timeline, width, plain=plain):
         print(line)
-    if sentence := why(context, found.run, found.status):
+    if sentence := why(context, timeline.run, timeline.status):
         print(f"\nwhy: {sentence}")
-    for line in (*found.silent, *found.torn):
+    for line in (*timeline.silent, *timeline.torn):
         context.emit(line)
 
 
-def lines(found: Timeline, width: int, *, plain: bool) -> list[str]:
+def lines(timeline: Timeline, width: int, *, plain: bool) -> list[str]:
     """Return a title, one line for each phase with its bar, and one line for each event."""
-    name, status = found.run.name, found.status
+    name, status = timeline.run.name, timeline.status
     ending = "" if status.code is None else f", exit code {status.code}"
-    if not found.spans:
+    if not timeline.spans:
         return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "the nodes of the run wrote no events"]
-    begin, end, shares = found.begin, found.end, phase_shares(found.spans)
-    length = format_duration(end - found.spans[0].begin)
+    begin, end, shares = timeline.begin, timeline.end, phase_shares(timeline.spans)
+    length = format_duration(end - timeline.spans[0].begin)
     since = f", {length} after its launch" if status.ended else f": {length} since its launch"
     if queued := shares.get("queue"):
         since += f", {format_duration(queued[0])} of it in the queue"
@@ -77,10 +77,12 @@ def lines(found: Timeline, width: int, *, plain: bool) -> list[str]:
     label = max(len(phase) for phase in shares)
     columns = max(10, width - label - 20)
     for phase, (sum_s, share) in shares.items():
-        bar = bars([one for one in found.spans if one.phase == phase], begin, end, columns, PLAIN if plain else BLOCK)
+        bar = bars(
+            [span for span in timeline.spans if span.phase == phase], begin, end, columns, PLAIN if plain else BLOCK
+        )
         percent = "     " if share is None else f"{100 * share:3.0f} %"
         shown.append(f"{phase:<{label}}  {format_duration(sum_s):>8}  {percent}  {bar}".rstrip())
-    if events := timeline_events(found.events):
+    if events := timeline_events(timeline.events):
         rows = (
             (f"{format_duration(event.time - begin):>{label + 10}}", one_line(describe_event(event)))
             for event in events
@@ -100,11 +102,11 @@ def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: 
     Spans that started before ``begin`` are left out. Each span has at least one character.
     """
     cells = [" "] * columns
-    for one in spans:
-        if one.begin < begin:
+    for span in spans:
+        if span.begin < begin:
             continue
-        first = min(columns - 1, int((one.begin - begin) / (end - begin) * columns))
-        last = max(first + 1, round((one.end - begin) / (end - begin) * columns))
+        first = min(columns - 1, int((span.begin - begin) / (end - begin) * columns))
+        last = max(first + 1, round((span.end - begin) / (end - begin) * columns))
         cells[first:last] = full * (min(last, columns) - first)
     return "".join(cells).rstrip()
 
@@ -127,19 +129,19 @@ def report(
     from ddpctl.report.html import render_page
 
     context, record = find_run(run, task)
-    found = load_timeline(context, record)
+    timeline = load_timeline(context, record)
     path = (output or Path(f"{record.name}.html")).absolute()
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
     checks = filter(None, (check_job.last_result(context, record.target, check) for check in ("bench", "doctor")))
-    reason = why(context, record, found.status)
+    reason = why(context, record, timeline.status)
     sought = [*values.values(), *exposed_values(record.job)]
-    text = render_page(found, why=reason, values=sought, unsought=unsought, checks=checks)
+    text = render_page(timeline, why=reason, values=sought, unsought=unsought, checks=checks)
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         os.umask(umask := os.umask(0o077))  # the only way to read it
         path.chmod(0o666 & ~umask)
-    for line in (*found.silent, *found.torn):
+    for line in (*timeline.silent, *timeline.torn):
         context.emit(line)
     if unsought:
         context.emit(

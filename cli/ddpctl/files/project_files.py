@@ -59,12 +59,12 @@ def look(names: str) -> dict[str, Any]:
         if name in dropped:
             continue
         try:
-            found = os.lstat(name)
+            status = os.lstat(name)
         except OSError:  # git also lists deleted files if the deletion is not committed
             continue
-        if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
-            modified = f"{found.st_mtime_ns // 10**9}.{found.st_mtime_ns % 10**9:09}"
-            files[name], sizes[name] = file_state(found.st_size, modified, found.st_mode), found.st_size
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            modified = f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09}"
+            files[name], sizes[name] = file_state(status.st_size, modified, status.st_mode), status.st_size
         else:
             (repositories if name.endswith("/") else odd).append(name)
     by_ignore = [name for name in dict.fromkeys(known) if name in dropped]

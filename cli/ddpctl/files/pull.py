@@ -197,7 +197,7 @@ def _fetch(
     finished = []
     for share, output in zip(shares, outputs, strict=True):
         sums = _SUM.findall(output.stderr)
-        finished += [[file.path, file.modified, found] for file, found in zip(share, sums, strict=False)]
+        finished += [[file.path, file.modified, digest] for file, digest in zip(share, sums, strict=False)]
     done = yield from _here(into, {"finish": finished})
     problems = [
         f"{places[share[0].place].name}: {one_line(output.last_line())}"
@@ -216,8 +216,8 @@ def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[st
     argv = (sys.executable, "-P", "-m", "ddpctl.files.pull", into)
     (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S, say=say),)
     done.check(f"cannot pull into {into}", CannotWriteError)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    listing: dict[str, Any] = json.loads(done.stdout)
+    return listing
 
 
 # The program
@@ -225,8 +225,8 @@ def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[st
 
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:
     """Return which files in ``paths`` are complete and which are partial, and which checkpoint is the best."""
-    files = {path: [found.st_size, int(found.st_mtime)] for path in paths if (found := _stat(into / path))}
-    parts = {path: found.st_size for path in paths if (found := _stat(Path(_part(str(into), path))))}
+    files = {path: [status.st_size, int(status.st_mtime)] for path in paths if (status := _stat(into / path))}
+    parts = {path: status.st_size for path in paths if (status := _stat(Path(_part(str(into), path))))}
     accuracy = {path: _accuracy(into / path) for path in paths if _WEIGHTS.fullmatch(path)}
     known = {path: value for path, value in accuracy.items() if value is not None}
     best = max(sorted(known, reverse=True), key=known.__getitem__, default=max(accuracy, default=None))

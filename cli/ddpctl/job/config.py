@@ -41,8 +41,8 @@ def find_file(given: Path | None, cwd: Path) -> Path | None:
     """
     if given is not None and not os.path.lexists(given):
         raise NoInputError(one_line(f"{given}: no such file"))
-    found = Path(FILE_NAME) if cwd == Path.cwd() else cwd / FILE_NAME  # relative: error messages contain the path
-    return given if given is not None else found if os.path.lexists(found) else None
+    path = Path(FILE_NAME) if cwd == Path.cwd() else cwd / FILE_NAME  # relative: error messages contain the path
+    return given if given is not None else path if os.path.lexists(path) else None
 
 
 def load(
@@ -76,9 +76,9 @@ def load(
         chosen, why = target, "--target"
     elif parsed.target is not None:
         chosen, why = parsed.target, str(file)
-    found = None
+    chosen_target = None
     try:
-        chosen, how, found = _choose_target(chosen, parsed.targets, kinds)
+        chosen, how, chosen_target = _choose_target(chosen, parsed.targets, kinds)
         why += how
     except ValueError as error:
         if target is not None or not parsed.errors:
@@ -87,17 +87,17 @@ def load(
     values = {name: value for layer in layers for name, value in layer.items()}
     values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
     job, options = JobSpec(**values), None
-    if found is not None:
-        kind, options = found
+    if chosen_target is not None:
+        kind, options = chosen_target
         options, wrong = _lay_over(options, of_target, kind, kinds)
         errors += wrong
         job = JobSpec(**{**getattr(options, "job_defaults", {}), **values})
         errors += _report_problems(parsed, job, options, (profile, chosen), of_job.keys() | of_target.keys())
     if parsed.errors:
         raise FileError("\n".join(parsed.lines() + errors))
-    if errors or found is None:
+    if errors or chosen_target is None:
         raise UsageError("\n".join(errors))
-    return Request(job=job, target=chosen, kind=found[0], options=options, why=why)
+    return Request(job=job, target=chosen, kind=chosen_target[0], options=options, why=why)
 
 
 def _flag(name: str) -> str:
@@ -136,7 +136,7 @@ def _choose_target(
         used = [target[0] for target in targets.values() if target]
         usable = [kind for kind in kinds if used.count(kind) == 1 or not required(kinds[kind]())]
         raise ValueError(unknown(name, "target", dict.fromkeys([*targets, *usable])))
-    of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
+    of_kind = [key for key, target in targets.items() if target and target[0] == name and name != HERE]
     if len(of_kind) > 1:
         raise ValueError(f"several targets are of kind {name}: choose {either(tuple(of_kind))}")
     if of_kind:
@@ -204,20 +204,20 @@ class _File:
             return text
         if isinstance(node, yaml.SequenceNode):
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in node.value:
             name, place = key.value, _place(key.start_mark)
             if not isinstance(key, yaml.ScalarNode):
                 self.errors.add((*place, f"a key is text, not {kind_of(self.value(key, (*path, None)))}"))
             elif name == "<<":
                 self.errors.add((*place, "merge keys (<<) are not allowed; use a profile, or write the keys out"))
-            elif name in found:
+            elif name in values:
                 first = self.keys[*path, name][0]
                 self.errors.add((*place, f"{quote(name)} is given twice, first in line {first}"))
             else:
                 self.keys[*path, name] = place
-                found[name] = self.value(value, (*path, name))
-        return found
+                values[name] = self.value(value, (*path, name))
+        return values
 
     def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
         """Return ``value`` if it is a mapping. Otherwise return an empty mapping.

@@ -82,7 +82,7 @@ class _Output:
 
     def __call__(self, data: bytes) -> bytes:
         *whole, self._rest = (self._rest + data).split(b"\n")
-        for line in (one.decode(errors="replace") for one in whole):
+        for line in (line_bytes.decode(errors="replace") for line_bytes in whole):
             if log_record.RESULT_LINE.match(line):
                 self.record.append(line)
             elif match := self._of_rank_0.match(line):
@@ -97,8 +97,8 @@ def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] 
     The result includes its ``time``, and its ``lines`` for the user.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
-        one: Any = parse_json(read_record(_kept(context, target, check)))
-        return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}
+        result: Any = parse_json(read_record(_kept(context, target, check)))
+        return {**result, "check": check, "lines": [*map(str, result["lines"])], "time": float(result["time"])}
     return None
 
 

@@ -36,9 +36,9 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     refused: Any = {}  # each machine that the target has checked → the (check, reason) of each refusal
-    run, found = None, dict[str, Any](nodes=[], results=[])
+    run, answer = None, dict[str, Any](nodes=[], results=[])
     try:
-        run, found = _run(context, request)
+        run, answer = _run(context, request)
         refused = run.handle.get("machines", {})
     except DdpctlError as error:
         refused = error.fields.get("machines", {})
@@ -48,16 +48,16 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
         if ready:
             job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)))
             options = targets.make(request.kind, request.options).without({*refused} - {*ready}, job)
-            run, found = _run(context, replace(request, job=job, options=options))
+            run, answer = _run(context, replace(request, job=job, options=options))
     examined = launcher.target_of(run).machines(run) if run else ()
     machines = tuple(refused) or examined
-    for one in (*found["nodes"], *found["results"]) if refused else ():
-        one["node"] = machines.index(examined[one["node"]])
+    for finding in (*answer["nodes"], *answer["results"]) if refused else ():
+        finding["node"] = machines.index(examined[finding["node"]])
     for node, (machine, why) in enumerate(refused.items()):
-        found["nodes"] += [{"node": node, "host": machine, "address": machine}] if why else []
-        found["results"] += [_refusal(node, check, text) for check, text in why]
-    bad = [sentence(one) for one in found["results"] if one["status"] == "bad"]
-    result = {"check": "doctor", **found, "code": int(Exit.UNAVAILABLE if bad else Exit.OK), "findings": bad}
+        answer["nodes"] += [{"node": node, "host": machine, "address": machine}] if why else []
+        answer["results"] += [_refusal(node, check, text) for check, text in why]
+    bad = [sentence(finding) for finding in answer["results"] if finding["status"] == "bad"]
+    result = {"check": "doctor", **answer, "code": int(Exit.UNAVAILABLE if bad else Exit.OK), "findings": bad}
     check_job.keep_result(context, request.target, result, lines(result))
     return result, machines
 
@@ -80,10 +80,10 @@ def _refusal(node: int, check: str, why: str) -> dict[str, Any]:
     return {"node": node, "check": check, "status": "bad", "value": why, **advice}
 
 
-def sentence(one: Mapping[str, Any]) -> str:
+def sentence(finding: Mapping[str, Any]) -> str:
     """Return a finding as one line."""
-    where = f"node {one['node']}, {one['check']}: {one['status']}"
-    return f"{where}: {one['value']}; expected: {one['expected']}; {one['todo']}"
+    where = f"node {finding['node']}, {finding['check']}: {finding['status']}"
+    return f"{where}: {finding['value']}; expected: {finding['expected']}; {finding['todo']}"
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
@@ -92,26 +92,26 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     The lines below the table are the warnings, the reasons why checks were skipped, and the bad results.
     """
     results = result["results"]
-    marks = {(one["check"], one["node"]): MARKS[one["status"]] for one in results}
+    marks = {(finding["check"], finding["node"]): MARKS[finding["status"]] for finding in results}
     seen = {check for (check, _), mark in marks.items() if mark != "-"}
     checks = [check for check in dict.fromkeys(check for check, _ in marks) if check in seen]
     columns: dict[tuple[str, ...], list[int]] = {}
-    for node in sorted(one["node"] for one in result["nodes"]):
+    for node in sorted(entry["node"] for entry in result["nodes"]):
         columns.setdefault(tuple(marks.get((check, node), "-") for check in checks), []).append(node)
     heads = ("", *(f"node {format_ranges(nodes)}" for nodes in columns.values()))
     unknown: dict[str, list[Mapping[str, Any]]] = {}
-    for one in results:
-        if one["status"] == "not looked at":
-            unknown.setdefault(one["value"], []).append(one)
+    for finding in results:
+        if finding["status"] == "not looked at":
+            unknown.setdefault(finding["value"], []).append(finding)
     return [
         *table([heads, *((check, *row) for check, *row in zip(checks, *columns, strict=True))]),
-        *(sentence(one) for one in results if one["status"] == "warning"),
+        *(sentence(finding) for finding in results if finding["status"] == "warning"),
         *(
-            f"not looked at on node {format_ranges({one['node'] for one in alike})}: "
-            f"{', '.join(dict.fromkeys(one['check'] for one in alike))} ({why})"
+            f"not looked at on node {format_ranges({finding['node'] for finding in alike})}: "
+            f"{', '.join(dict.fromkeys(finding['check'] for finding in alike))} ({why})"
             for why, alike in unknown.items()
         ),
-        *(sentence(one) for one in results if one["status"] == "bad"),
+        *(sentence(finding) for finding in results if finding["status"] == "bad"),
     ]
 
 
@@ -126,7 +126,7 @@ def only_sound(context: AppContext, request: Request) -> Request:
             result, machines = examine(checking, request)
             for line in lines(result):
                 context.emit(line)
-            bad = sorted({one["node"] for one in result["results"] if one["status"] == "bad"})
+            bad = sorted({finding["node"] for finding in result["results"] if finding["status"] == "bad"})
             if not bad:
                 return request
             left_out = [machines[node] for node in bad] if machines else []

@@ -132,7 +132,7 @@ def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Ver
 def choose_codec(surveys: Sequence[Survey]) -> Verb[Codec]:
     """Return zstd if this machine and all hosts have it, and otherwise gzip."""
     (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
-    return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
+    return "zst" if here.returncode == 0 and all(survey.has_zstd for survey in surveys) else "gz"
 
 
 def pack(
@@ -220,7 +220,9 @@ def ship(
     image = perform(inspect_image(engine, reference))
     emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
     surveys = perform(survey_hosts(engine, reference, hosts))
-    lacking = [one for one in surveys if not one.problem and (not one.image or difference(image, one.image))]
+    lacking = [
+        survey for survey in surveys if not survey.problem and (not survey.image or difference(image, survey.image))
+    ]
     results: dict[Host, int | DdpctlError] = {}
     if lacking:
         config, layers = _pack(context, engine, image, lacking, folder)

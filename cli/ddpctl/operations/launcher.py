@@ -425,13 +425,13 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
 
 def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
     """Fetch the checkpoints from the run's object store, if it has one, and the other files from its machines."""
-    for one in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
-        into = folder / one.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
-        argv = (sys.executable, "-P", "-m", "ddprank.object_store", str(one.job.checkpoint_dir), str(into))
+    for task in (target_of(run).tasks(run) or (run,)) if run.job.checkpoint_dir else ():
+        into = folder / task.name.removeprefix(run.name).lstrip(".") / CHECKPOINTS
+        argv = (sys.executable, "-P", "-m", "ddprank.object_store", str(task.job.checkpoint_dir), str(into))
         (done,) = yield (Command(argv=(*argv, "--best") if best else argv, mode="stream", timeout_s=None),)
         if done.returncode:
             failure = ConfigError if done.returncode == Exit.CONFIG else UnavailableError
-            raise failure(f"{one.job.checkpoint_dir} was not fetched: see the line above")
+            raise failure(f"{task.job.checkpoint_dir} was not fetched: see the line above")
     if run.job.checkpoint_dir and not ("pull" in targets.capabilities(run.kind) and run.elsewhere):
         return ()
     return (yield from target_of(run).pull(run, str(folder), best=best))
