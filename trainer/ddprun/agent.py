@@ -228,7 +228,9 @@ class NodeAgent(SimpleElasticAgent):
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
         node.journal.log(f"{which} of {world_size} started (attempt {self._rendezvous_handler.attempt})")
         took_s, self._started_at = time.monotonic() - self._started_at, time.monotonic()
-        node.journal.emit("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
+        node.journal.emit(
+            "ranks_started", seconds=took_s, ranks=[process.rank for process in processes], world_size=world_size
+        )
         return {process.local_rank: process.pid for process in processes}
 
     def _set_up(self) -> bool:

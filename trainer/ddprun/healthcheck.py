@@ -26,13 +26,13 @@ def main() -> int:
 
 def locked_nodes(proc: Path) -> set[Path]:
     """Return the folders of the nodes whose lock file is open in a process under ``proc``."""
-    found = set()
+    folders = set()
     for link in proc.glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # the process or descriptor no longer exists, or is not visible
             target = link.readlink()
             if target.name == LOCK:
-                found.add(target.parent)
-    return found
+                folders.add(target.parent)
+    return folders
 
 
 def find_problem(node_dir: Path) -> str:

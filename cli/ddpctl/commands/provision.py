@@ -141,10 +141,10 @@ def _ansible(*, required: bool) -> str:
     Raises UnavailableError if the program is ``required`` but not installed.
     """
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    found = shutil.which("ansible-playbook", path=folders)
-    if required and not found:
+    playbook = shutil.which("ansible-playbook", path=folders)
+    if required and not playbook:
         raise UnavailableError("ansible-playbook is not installed: pip install ansible-core")
-    return found or "ansible-playbook"
+    return playbook or "ansible-playbook"
 
 
 def _playbooks() -> Path:

@@ -123,7 +123,7 @@ def logs(
     except NoInputError as error:
         if error.fields.get("no_such_log"):
             (state,) = launcher.status(context, (record,))
-            if not asked and not (timestamps and (state.outcome or any(one.state for one in state.nodes))):
+            if not asked and not (timestamps and (state.outcome or any(node.state for node in state.nodes))):
                 raise _no_log(record, state) from None
             error = no_such_log(record, yet=not state.ended and bool(query.places(record)))
         hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps

@@ -53,7 +53,7 @@ def validate(
         options = _adapter(cls).validate_python(values)
         return {name: getattr(options, name) for name in values}, []
     except ValidationError as error:
-        problems = [_problem(one, cls, what, owner or what) for one in error.errors(include_url=False)]
+        problems = [_problem(part, cls, what, owner or what) for part in error.errors(include_url=False)]
     wrong = {problem.place[0] for problem in problems if problem.place}
     rest = {name: value for name, value in values.items() if name not in wrong}
     return validate(cls, rest)[0] if len(rest) < len(values) else {}, problems

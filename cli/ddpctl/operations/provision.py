@@ -42,7 +42,7 @@ def inventory_text(
     for host in options.hosts:
         _check_name(host.address)
         peer = host.peer or host.address
-        if len(hosts) > 1 and (peer == "localhost" or ((found := _ip(peer)) and found.is_loopback)):
+        if len(hosts) > 1 and (peer == "localhost" or ((peer_ip := _ip(peer)) and peer_ip.is_loopback)):
             raise ConfigError(
                 f"provision: {peer} is a loopback address, at which other hosts cannot reach "
                 "this host: set its `peer` to another address"

@@ -87,11 +87,10 @@ def choose_removals(
 
 def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[_Usage, ...]:
     """Remove the runs and their records. Return the removed folders of each run, or the error."""
-    left = [
-        removal.run for removal in removals if targets.may_leave(removal.run, removal.state)
-    ]  # a job, pods, orphaned processes
-    cleared = context.executor.perform(together([clear(run) for run in left]))
-    failed = {run.name: error for run, error in zip(left, cleared, strict=True) if error}
+    # These may leave a job, pods or orphaned processes.
+    leaving = [removal.run for removal in removals if targets.may_leave(removal.run, removal.state)]
+    cleared = context.executor.perform(together([clear(run) for run in leaving]))
+    failed = {run.name: error for run, error in zip(leaving, cleared, strict=True) if error}
     rest = [removal.run for removal in removals if removal.run.name not in failed]
     gone = iter(context.executor.perform(_disk_usage(rest, dry_run=False)))
     return tuple(failed.get(removal.run.name) or next(gone) for removal in removals)

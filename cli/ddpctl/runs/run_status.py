@@ -196,7 +196,10 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 def present_nodes(nodes: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
     """Return the reports without those of lost machines whose place a spare has taken."""
     moved = (report for report in nodes if report.state and report.number != report.node)
-    latest = {report.number: report for report in sorted(moved, key=lambda one: one.state.attempt if one.state else 0)}
+    latest = {
+        report.number: report
+        for report in sorted(moved, key=lambda report: report.state.attempt if report.state else 0)
+    }
     return tuple(report for report in nodes if latest.get(report.number, report) is report)
 
 

@@ -285,7 +285,9 @@ def note_end(run: Run, state: RunStatus) -> None:
 def known_end(run: Run) -> RunStatus | None:
     """Return the recorded end of a run, or None if there is no record of it."""
     if outcomes := _outcomes(run):
-        nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
+        nodes = tuple(
+            NodeReport(node=node, alive=False, state=None, outcome=outcome) for node, outcome in outcomes.items()
+        )
         return fold_nodes(run.name, nodes, young=False)
     try:
         end = parse_json(read_record(Path(run.folder) / _END))

@@ -183,7 +183,7 @@ def check_limits(config: NodeConfig, report: PreflightReport) -> None:
     device = os.environ.get(names.DEVICE, "")
     health = machine.read_health(0 if device == "cpu" else machine.count_gpus())
     ranks, nodes = config.local_world_size, config.max_nodes
-    found = list(machine.health_warnings(health, local_world_size=ranks, num_nodes=nodes, device=device))
-    for line in found:
+    warnings = list(machine.health_warnings(health, local_world_size=ranks, num_nodes=nodes, device=device))
+    for line in warnings:
         report.warn(line)
-    report.done("; ".join(found) or "no limit is too low", "warning" if found else "ok")
+    report.done("; ".join(warnings) or "no limit is too low", "warning" if warnings else "ok")

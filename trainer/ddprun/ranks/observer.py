@@ -166,7 +166,7 @@ class Observer:
         """Return fingerprints of the weights and of the optimizer's state."""
         groups = self._clock.param_groups
         weights = [tensor for group in groups for tensor in group["params"]]
-        values = [value for one in self._clock.state.values() for _, value in sorted(one.items(), key=str)]
+        values = [value for state in self._clock.state.values() for _, value in sorted(state.items(), key=str)]
         with self._torch.no_grad():
             state = [_local(value) for value in values if self._torch.is_tensor(value)]
             digest, probe = self._fingerprint(map(_local, weights))
@@ -268,7 +268,7 @@ def _size(path: str) -> int:
     """Return the size of a file, or of the largest file in a folder."""
     place = Path(path)
     try:
-        return max((one.stat().st_size for one in (place.rglob("*") if place.is_dir() else (place,))), default=0)
+        return max((file.stat().st_size for file in (place.rglob("*") if place.is_dir() else (place,))), default=0)
     except OSError:
         return 0
 
