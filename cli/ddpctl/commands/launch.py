@@ -166,11 +166,11 @@ def launch(
 
 def name_rehearse(context: AppContext, run: Run) -> None:
     """After the first run of a script that has succeeded, say once that the script can be rehearsed."""
-    said = context.root / check_job.CHECKS / "rehearse-named"
-    if (script := script_of(run.job.command)) and not said.exists():
+    marker = context.root / check_job.CHECKS / "rehearse-named"
+    if (script := script_of(run.job.command)) and not marker.exists():
         with suppress(OSError):
-            said.parent.mkdir(exist_ok=True)
-            said.touch()
+            marker.parent.mkdir(exist_ok=True)
+            marker.touch()
             command = f"ddpctl rehearse -- {command_line(run.job)}"
             context.emit(f"  next         {command} shows what {script} loses when ranks are killed or stopped")
 

@@ -78,13 +78,13 @@ for job in $(echo "$jobs" | tr , '\\n' | grep '^@'); do # scripts inside an allo
 done
 jobs=$(echo "$jobs" | tr , '\\n' | grep -v '^@' | paste -s -d , -)
 if [ -n "$jobs" ]; then
-  said=$(squeue --noheader --array --states=all --jobs="$jobs" --format='{FORMAT}' 2>&1) || case $said in
-    *'Invalid job id'*) said= ;;
-    *) said="error: $said" ;;
+  answer=$(squeue --noheader --array --states=all --jobs="$jobs" --format='{FORMAT}' 2>&1) || case $answer in
+    *'Invalid job id'*) answer= ;;
+    *) answer="error: $answer" ;;
   esac
-  [ -z "$said" ] || echo "$said"
-  jobs=$(echo "$jobs" | tr , '\\n' | grep -vxF "$(echo "$said" | cut -d '|' -f 1)" | paste -s -d , -)
-  case $said in error:*) jobs= ;; esac
+  [ -z "$answer" ] || echo "$answer"
+  jobs=$(echo "$jobs" | tr , '\\n' | grep -vxF "$(echo "$answer" | cut -d '|' -f 1)" | paste -s -d , -)
+  case $answer in error:*) jobs= ;; esac
   [ -z "$jobs" ] || sacct --noheader --allocations --parsable2 --jobs="$jobs" --format=JobID,State 2>/dev/null |
     sed -nE 's/^([0-9]+)_([0-9]+)[|]([A-Z_]+).*/\\1|\\2|\\3|||/p; s/^([0-9]+)[|]([A-Z_]+).*/\\1|N\\/A|\\2|||/p'
 fi
