@@ -28,7 +28,7 @@ def test_an_attached_launch_prints_the_ranks_lines_and_ends_with_their_code(kind
         [False] * 2,
     )
     assert [there.outcome(node)["cause"] for node in (0, 1)] == ["ok", "ok"]
-    assert not there.processes()
+    there.wait_for(lambda: not there.processes())  # tail looks once a second whether its shell has ended
 
 
 # Every cause on one target, and one on every target that has processes of its own.
@@ -66,7 +66,7 @@ def test_a_dry_run_prints_what_a_launch_runs_and_does_nothing(
     dry = there.ddpctl("launch", "--dry-run", "--name", "dawn", "--", "train.py", "steps=1")
     assert dry.returncode == 0, dry.stderr
     assert not (there.runs / "dawn").exists()
-    assert not there.processes()
+    there.wait_for(lambda: not there.processes())
     ran: list[Command] = []
     run_all = executor.Executor._run_all
 
