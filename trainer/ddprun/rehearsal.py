@@ -126,8 +126,7 @@ class Rehearsal:
 
     def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
         """Remove the temporary files and shared memory that a run has left, and return their paths."""
-        written = {Path(file["file"]) for process in ranks for file in process["file"]}
-        left = {path for path in written if str(path).startswith(TEMPORARY) and not path.is_relative_to(self.work)}
+        left = {path for path in new_files(ranks) if not path.is_relative_to(self.work)}
         for process in ranks:
             left |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
         left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
@@ -234,6 +233,14 @@ class Run:
                 if (record := json.loads(path.read_bytes())).get("code"):
                     return str(record.get("message", ""))
         return ""
+
+
+def new_files(ranks: list[dict[str, Any]]) -> set[Path]:
+    """Return the temporary files that did not exist when the first rank opened them to write."""
+    opened: dict[str, bool] = {}
+    for file in sorted((file for process in ranks for file in process["file"]), key=lambda file: file["time"]):
+        opened.setdefault(file["file"], file["existed"])
+    return {Path(path) for path, existed in opened.items() if path.startswith(TEMPORARY) and not existed}
 
 
 def middle_step(run: Mapping[str, Any]) -> int:

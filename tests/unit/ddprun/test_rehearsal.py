@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddprun.rehearsal import middle_step, read_facts
+from ddprun.rehearsal import middle_step, new_files, read_facts
 
 
 def run(steps: int, *saves: int) -> dict[str, Any]:
@@ -36,3 +36,12 @@ def test_the_last_fact_of_a_killed_rank_may_be_torn(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     (rank,) = read_facts(tmp_path)
     assert (rank["rank"], len(rank["start"]), rank["step"]) == (1, 1, [])
+
+
+def test_a_temporary_file_that_existed_before_is_not_removed() -> None:
+    def opened(path: str, time: float, *, existed: bool) -> dict[str, Any]:
+        return {"file": path, "time": time, "existed": existed}
+
+    first = {"file": [opened("/tmp/old", 1.0, existed=True), opened("/tmp/new", 3.0, existed=True)]}  # noqa: S108
+    second = {"file": [opened("/tmp/new", 2.0, existed=False), opened("/data/new", 2.0, existed=False)]}  # noqa: S108
+    assert new_files([first, second]) == {Path("/tmp/new")}  # noqa: S108

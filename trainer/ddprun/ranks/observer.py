@@ -56,10 +56,10 @@ class Observer:
         if os.getpid() == self._pid:
             os.write(self._file, json.dumps({kind: value, "time": time.time(), **more}).encode() + b"\n")
 
-    def _write_once(self, kind: str, value: str) -> None:
+    def _write_once(self, kind: str, value: str, **more: Callable[[], object]) -> None:
         if os.getpid() == self._pid and value not in self._noted:
             self._noted.add(value)
-            self._write(kind, value)
+            self._write(kind, value, **{name: read() for name, read in more.items()})
 
     def install(self) -> None:
         """Wrap torch's functions, and seed the generators, which the script may seed again."""
@@ -136,7 +136,9 @@ class Observer:
         elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
             path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
         if path and not path.startswith(self._not_of_script):
-            self._write_once("file", path)
+            is_shared = event == "os.truncate" and path.startswith("/dev/shm/")  # noqa: S108 (truncated when made)
+            # The event comes before the file is opened. A file that exists is not the script's to leave behind.
+            self._write_once("file", path, existed=lambda: os.path.lexists(path) and not is_shared)
 
     # Steps
 
