@@ -132,7 +132,8 @@ class Rehearsal:
         left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
         left = {path for path in left if path.is_file()}
         for path in left:
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
         return sorted(map(str, left))
 
 
@@ -251,7 +252,7 @@ def middle_step(run: Mapping[str, Any]) -> int:
     return min(gaps, key=lambda step: abs(step - 0.6 * last), default=max(1, int(0.6 * last)))
 
 
-KINDS = ("start", "group", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "cut", "end")
+KINDS = ("start", "group", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "error", "cut", "end")
 
 
 def read_facts(folder: Path) -> list[dict[str, Any]]:
@@ -264,6 +265,8 @@ def read_facts(folder: Path) -> list[dict[str, Any]]:
                 fact = json.loads(line)
                 process[next(iter(fact))].append(fact)
         group, start = process["group"], process["start"]
+        if not start:
+            continue  # it was killed before its first fact
         ranks.append({"rank": group[0]["group"] if group else start[0]["start"], **process})
     return ranks
 
