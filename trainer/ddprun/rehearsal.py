@@ -64,6 +64,8 @@ class Rehearsal:
         plain = self._run("plain")
         if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
+        if (plain["hung"] or any(plain["codes"])) and not any(process["cut"] for process in plain["processes"]):
+            return  # it fails by itself
         times = sorted(fact["time"] for process in plain["processes"] for kind in KINDS for fact in process[kind])
         self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
         self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s

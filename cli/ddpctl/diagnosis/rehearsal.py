@@ -65,9 +65,11 @@ class Rehearsal:
 
     def __init__(self, runs: Sequence[Facts]) -> None:
         self._runs = {(run["scenario"], run["after"]): run for run in runs}
-        self.plain, self.again = _ranks(self.run("plain")), _ranks(self.run("again"))
+        plain, again = (_ranks(self.run(name)) for name in ("plain", "again"))
+        self.plain, self.again = ({rank: own for rank, own in ranks.items() if own["step"]} for ranks in (plain, again))
         self.ended = not any(process["cut"] for process in self.plain.values())
         self.steps = min((len(process["step"]) for process in self.plain.values()), default=0)
+        self.failed = bool(self.plain) and self.ended and _failed(self.run("plain"))
         self.saves = sorted({save["step"] for save in _all(self.plain, "save") if not save["error"]})
         self.is_sharded = any(process["begin"][0]["sharded"] for process in self.plain.values())
         pairs = [(self.plain[rank]["step"], self.again[rank]["step"]) for rank in self.plain if rank in self.again]
@@ -150,6 +152,8 @@ def _group(facts: Rehearsal) -> Judgement:
     run, plain = facts.run("plain"), facts.plain
     if not plain:
         return "unknown", f"{UNSEEN}: {_end(run)}"
+    if facts.failed:
+        return "fault", f"the undisturbed run failed after step {facts.steps}: {_end(run)}"
     sizes = {process["group"][0]["world"] if process["group"] else 1 for process in plain.values()}
     if sizes != {len(plain)}:
         alone = [rank for rank, process in plain.items() if not process["group"]]
@@ -239,7 +243,9 @@ def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
 
 
 def _resumes(facts: Rehearsal) -> Judgement | None:
-    starts = facts.resumes.values()
+    starts, second = facts.resumes.values(), facts.run("resume", "term")
+    if second and _failed(second) and "term" not in facts.resumes:
+        return "fault", f"term: the second launch took no step; {_end(second)}"
     if facts.good:
         return "ok", ", ".join(f"{resume.title}: after step {resume.step} of {resume.reached}" for resume in facts.good)
     if any(resume.step is None for resume in starts):
@@ -462,8 +468,9 @@ def judge(runs: Sequence[Facts]) -> list[Row]:
     """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered."""
     facts, rows = Rehearsal(runs), []
     for name, (question, decide, lines) in QUESTIONS.items():
-        if (facts.plain or name in ("group", "steps", "left")) and (judgement := decide(facts)):
+        is_judged = name == "group" if facts.failed else bool(facts.plain) or name in ("group", "steps", "left")
+        if is_judged and (judgement := decide(facts)):
             verdict, evidence = judgement
-            mend = tuple(lines.splitlines()) if verdict == "fault" else ()
+            mend = tuple(lines.splitlines()) if verdict == "fault" and not facts.failed else ()
             rows.append(Row(id=name, question=question, verdict=verdict, evidence=evidence, mend=mend))
     return rows

@@ -297,6 +297,19 @@ def test_without_a_step_nothing_is_concluded() -> None:
     assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
 
 
+def test_a_run_that_fails_in_its_first_step_is_unknown() -> None:
+    failed = run(*ranks(0, 0), code=3)
+    assert verdicts({("plain", ""): failed}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+def test_an_undisturbed_run_that_fails_is_the_only_fault() -> None:
+    assert verdicts(sound() | {("plain", ""): run(*ranks(), code=3)}) == {"group": "fault"}
+
+
+def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
+    assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
+
+
 def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
     runs = {key: one for key, one in sound().items() if key[0] in ("plain", "again", "int")}
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}

@@ -43,9 +43,9 @@ def test_a_temporary_file_that_existed_before_is_not_removed() -> None:
     def opened(path: str, time: float, *, existed: bool) -> dict[str, Any]:
         return {"file": path, "time": time, "existed": existed}
 
-    first = {"file": [opened("/tmp/old", 1.0, existed=True), opened("/tmp/new", 3.0, existed=True)]}  # noqa: S108
-    second = {"file": [opened("/tmp/new", 2.0, existed=False), opened("/data/new", 2.0, existed=False)]}  # noqa: S108
-    assert new_files([first, second]) == {Path("/tmp/new")}  # noqa: S108
+    first = {"file": [opened("/tmp/old", 1.0, existed=True), opened("/tmp/new", 3.0, existed=True)]}
+    second = {"file": [opened("/tmp/new", 2.0, existed=False), opened("/data/new", 2.0, existed=False)]}
+    assert new_files([first, second]) == {Path("/tmp/new")}
 
 
 def test_a_process_that_was_killed_before_its_first_fact_is_left_out(tmp_path: Path) -> None:

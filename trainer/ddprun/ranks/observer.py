@@ -95,7 +95,7 @@ class Observer:
         def guarded(*args: Any) -> None:
             try:
                 observe(*args)
-            except Exception as failure:  # noqa: BLE001 (of any kind)
+            except Exception as failure:
                 with contextlib.suppress(OSError):
                     self._write_once("error", f"{observe.__name__}: {failure!r}"[:200])
 
@@ -298,7 +298,10 @@ def _pause(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
 def _path(target: object) -> str:
     """Return the path of what a function of torch saves or loads, or "" if it is no file."""
     path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
-    return os.path.abspath(path) if path and isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+    try:
+        return os.path.abspath(path) if path and isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+    except OSError:  # the current folder was removed
+        return ""
 
 
 def _size(path: str) -> int:
