@@ -310,6 +310,45 @@ def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
     assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
+@pytest.mark.parametrize(("path", "verdict"), [("/p/log", "unknown"), ("/w/node-0/checkpoints/x", "ok")])
+def test_a_file_after_a_signal_is_a_checkpoint_only_in_the_folder_for_them(path: str, verdict: str) -> None:
+    runs = sound()
+    does_not_save("int")(runs)
+    runs["int", ""]["processes"][0]["file"] = [{"file": path, "time": AT + 0.1}]
+    assert verdicts(runs)["save-int"] == verdict
+
+
+def test_the_stages_of_a_pipeline_have_different_weights() -> None:
+    runs = sound()
+    different_weights(runs)
+    runs["plain", ""]["processes"][1]["begin"][0]["weights"] += " of another stage"
+    assert verdicts(runs)["group"] == "unknown"
+
+
+def test_the_ranks_of_a_sharded_model_may_read_the_same_batches() -> None:
+    runs = sound()
+    same_samples(runs)
+    each(runs, "begin", lambda begin: begin.update(sharded=True))
+    assert verdicts(runs)["samples"] == "unknown"
+
+
+def test_a_start_with_other_weights_is_not_known_to_begin_at_step_1() -> None:
+    runs = sound()
+    starts_over(runs)
+    for one in second_starts(runs):
+        one["begin"][0]["weights"] = "others"
+    assert verdicts(runs)["resume"] == "unknown"
+
+
+def test_a_second_run_with_fewer_steps_leaves_unknown_what_compares_runs() -> None:
+    runs = sound() | {("again", ""): run(*ranks(AT))}
+    starts_over(runs)
+    runs["again", ""]["processes"] = ranks(0, AT)
+    found = verdicts(runs)
+    assert {found[name] for name in ("repeatable", "resume", "kill-rank", "save-term")} == {"unknown"}
+    assert "fault" not in found.values()
+
+
 def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
     runs = {key: one for key, one in sound().items() if key[0] in ("plain", "again", "int")}
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}
