@@ -100,7 +100,20 @@ def _resume(title: str, before: Mapping[int, Facts], after: Mapping[int, Facts],
 def _ranks(run: Facts, attempt: int = 1) -> dict[int, Facts]:
     """Return the processes of an attempt that took steps, by rank."""
     processes = (process for process in run.get("processes", ()) if process["begin"])
-    return {process["rank"]: process for process in processes if process["start"][0]["attempt"] == attempt}
+    own = (process for process in processes if process["start"][0]["attempt"] == attempt)
+    return {process["rank"]: {**process, "step": _without_evaluations(process)} for process in own}
+
+
+def _without_evaluations(process: Facts) -> list[Facts]:
+    """Return the steps without the batches of iterations over a DataLoader that began and ended before the same step."""
+    ends = {end["epoch"]: end["time"] for end in process["epoch"]}
+    uses = Counter(epoch for step in process["step"] for epoch in {epoch for epoch, _ in step["batches"]})
+
+    def is_trained(epoch: int, step: Facts) -> bool:
+        return uses[epoch] > 1 or ends.get(epoch, math.inf) >= step["time"]
+
+    steps = process["step"]
+    return [{**step, "batches": [own for own in step["batches"] if is_trained(own[0], step)]} for step in steps]
 
 
 def _all(ranks: Mapping[int, Facts], kind: str) -> list[Facts]:

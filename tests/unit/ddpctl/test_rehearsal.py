@@ -288,6 +288,14 @@ def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
 
 
+def test_an_evaluation_between_a_batch_and_its_step_is_no_training() -> None:
+    runs, evaluation = sound(), 100
+    for rank in runs["plain", ""]["processes"]:
+        rank["step"][2]["batches"].append((evaluation, [0, 1, 2]))
+        rank["epoch"].insert(0, {"epoch": evaluation, "time": 2.5, "batches": []})
+    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
+
+
 def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
     assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 
