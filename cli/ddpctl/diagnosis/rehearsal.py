@@ -105,7 +105,7 @@ def _ranks(run: Facts, attempt: int = 1) -> dict[int, Facts]:
 
 
 def _without_evaluations(process: Facts) -> list[Facts]:
-    """Return the steps without the batches of iterations over a DataLoader that began and ended before the same step."""
+    """Return the steps without the batches of iterations over a DataLoader that lie between two steps."""
     ends = {end["epoch"]: end["time"] for end in process["epoch"]}
     uses = Counter(epoch for step in process["step"] for epoch in {epoch for epoch, _ in step["batches"]})
 
