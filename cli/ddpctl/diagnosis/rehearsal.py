@@ -1,4 +1,4 @@
-"""Judges the facts of a rehearsal (``python -m ddprun.rehearsal``): resume row for each question. Pure.
+"""Judges the facts of a rehearsal (``python -m ddprun.rehearsal``): one row for each question. Pure.
 
 A run is a dict: its scenario, the scenario that it follows ("after"), the exit codes of its nodes, and for each process
 of a rank the facts that its observer recorded, by their kind. A process that resumes begins with the weights that a
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A start of the ranks after another resume."""
+    """A start of the ranks after another one."""
 
     title: str
     before: Mapping[int, Facts]  # the processes that took steps, by rank
@@ -187,7 +187,7 @@ def _group(facts: Rehearsal) -> Judgement:
         if len({process["begin"][0]["weights"] for process in plain.values()}) > 1:
             return "unknown", "the ranks begin with different weights, as the stages of a pipeline do"
         return "fault", f"after step {facts.steps} the ranks have different weights, and no shards of them"
-    return "ok", f"{len(plain)} ranks in resume group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
+    return "ok", f"{len(plain)} ranks in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
 
 
 def _reports(facts: Rehearsal) -> Judgement:
@@ -300,7 +300,7 @@ def _of_good(judge: Callable[[Rehearsal, Resume], Judgement], facts: Rehearsal) 
 
 
 def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, Facts, Facts]]:
-    """Yield the steps after a resume: the number, the step of the undisturbed run, and that of the resumed resume."""
+    """Yield the steps after a resume: the number, the step of the undisturbed run, and that of the resumed run."""
     start = resume.step or 0
     reference = facts.plain[rank]["step"][start:] if rank in facts.plain else ()
     for number, (plain, step) in enumerate(zip(reference, resume.after[rank]["step"], strict=False), start + 1):
