@@ -64,6 +64,8 @@ class Rehearsal:
         plain = self._run("plain")
         if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
+        if (plain["hung"] or any(plain["codes"])) and not any(process["cut"] for process in plain["processes"]):
+            return  # it fails by itself
         times = sorted(fact["time"] for process in plain["processes"] for kind in KINDS for fact in process[kind])
         self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
         self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
@@ -126,14 +128,14 @@ class Rehearsal:
 
     def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
         """Remove the temporary files and shared memory that a run has left, and return their paths."""
-        written = {Path(file["file"]) for process in ranks for file in process["file"]}
-        left = {path for path in written if str(path).startswith(TEMPORARY) and not path.is_relative_to(self.work)}
+        left = {path for path in new_files(ranks) if not path.is_relative_to(self.work)}
         for process in ranks:
             left |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
         left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
         left = {path for path in left if path.is_file()}
         for path in left:
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()
         return sorted(map(str, left))
 
 
@@ -236,6 +238,14 @@ class Run:
         return ""
 
 
+def new_files(ranks: list[dict[str, Any]]) -> set[Path]:
+    """Return the temporary files that did not exist when the first rank opened them to write."""
+    opened: dict[str, bool] = {}
+    for file in sorted((file for process in ranks for file in process["file"]), key=lambda file: file["time"]):
+        opened.setdefault(file["file"], file["existed"])
+    return {Path(path) for path, existed in opened.items() if path.startswith(TEMPORARY) and not existed}
+
+
 def middle_step(run: Mapping[str, Any]) -> int:
     """Return the step at which to disturb: in the second half of the run, between two saves if there are any."""
     last = min(len(process["step"]) for process in run["processes"] if process["step"])
@@ -244,7 +254,7 @@ def middle_step(run: Mapping[str, Any]) -> int:
     return min(gaps, key=lambda step: abs(step - 0.6 * last), default=max(1, int(0.6 * last)))
 
 
-KINDS = ("start", "group", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "cut", "end")
+KINDS = ("start", "group", "loader", "begin", "step", "epoch", "save", "load", "file", "at", "error", "cut", "end")
 
 
 def read_facts(folder: Path) -> list[dict[str, Any]]:
@@ -257,6 +267,8 @@ def read_facts(folder: Path) -> list[dict[str, Any]]:
                 fact = json.loads(line)
                 process[next(iter(fact))].append(fact)
         group, start = process["group"], process["start"]
+        if not start:
+            continue  # it was killed before its first fact
         ranks.append({"rank": group[0]["group"] if group else start[0]["start"], **process})
     return ranks
 

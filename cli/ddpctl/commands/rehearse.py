@@ -55,6 +55,7 @@ def rehearse(
         raise UsageError(f"--only: {wrong[0]!r} is not a disturbance: expected some of {', '.join(SCENARIOS)}")
     flags = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks, "file": file}
     given = {name: value for name, value in flags.items() if value is not None}
+    given |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
     request = request_of_flags({**given, "device": "cpu", "command": command or []})
     began = time.monotonic()
     runs = rehearsal.rehearse(

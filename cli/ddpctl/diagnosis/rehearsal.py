@@ -1,4 +1,4 @@
-"""Judges the facts of a rehearsal (``python -m ddprun.rehearsal``): resume row for each question. Pure.
+"""Judges the facts of a rehearsal (``python -m ddprun.rehearsal``): one row for each question. Pure.
 
 A run is a dict: its scenario, the scenario that it follows ("after"), the exit codes of its nodes, and for each process
 of a rank the facts that its observer recorded, by their kind. A process that resumes begins with the weights that a
@@ -19,7 +19,7 @@ Facts = Mapping[str, Any]
 SCENARIOS = ("term", "usr1", "int", "kill-rank", "kill-node", "slow", "disk", "raise")
 DIGITS, ROUNDING = 16, 5  # of a double; that a float has at least after a sum in another order
 UNSEEN = "no step of a torch.optim.Optimizer was seen"
-OTHER_WEIGHTS = "it loads a file, but begins with weights that no step before had"
+OTHER_WEIGHTS = "it begins with weights that no step before had"
 LONGER = "use a larger --steps"
 
 
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A start of the ranks after another resume."""
+    """A start of the ranks after another one."""
 
     title: str
     before: Mapping[int, Facts]  # the processes that took steps, by rank
@@ -65,9 +65,15 @@ class Rehearsal:
 
     def __init__(self, runs: Sequence[Facts]) -> None:
         self._runs = {(run["scenario"], run["after"]): run for run in runs}
-        self.plain, self.again = _ranks(self.run("plain")), _ranks(self.run("again"))
+        plain, again = (_ranks(self.run(name)) for name in ("plain", "again"))
+        self.plain, self.again = ({rank: own for rank, own in ranks.items() if own["step"]} for ranks in (plain, again))
         self.ended = not any(process["cut"] for process in self.plain.values())
         self.steps = min((len(process["step"]) for process in self.plain.values()), default=0)
+        # The second run begins in new folders, so only what the first one wrote elsewhere can change its length.
+        self.is_repeated = not self.run("again") or self.steps == min(
+            (len(process["step"]) for process in self.again.values()), default=0
+        )
+        self.failed = bool(self.plain) and self.ended and _failed(self.run("plain"))
         self.saves = sorted({save["step"] for save in _all(self.plain, "save") if not save["error"]})
         self.is_sharded = any(process["begin"][0]["sharded"] for process in self.plain.values())
         pairs = [(self.plain[rank]["step"], self.again[rank]["step"]) for rank in self.plain if rank in self.again]
@@ -94,7 +100,20 @@ def _resume(title: str, before: Mapping[int, Facts], after: Mapping[int, Facts],
 def _ranks(run: Facts, attempt: int = 1) -> dict[int, Facts]:
     """Return the processes of an attempt that took steps, by rank."""
     processes = (process for process in run.get("processes", ()) if process["begin"])
-    return {process["rank"]: process for process in processes if process["start"][0]["attempt"] == attempt}
+    own = (process for process in processes if process["start"][0]["attempt"] == attempt)
+    return {process["rank"]: {**process, "step": _without_evaluations(process)} for process in own}
+
+
+def _without_evaluations(process: Facts) -> list[Facts]:
+    """Return the steps without the batches of iterations over a DataLoader that lie between two steps."""
+    ends = {end["epoch"]: end["time"] for end in process["epoch"]}
+    uses = Counter(epoch for step in process["step"] for epoch in {epoch for epoch, _ in step["batches"]})
+
+    def is_trained(epoch: int, step: Facts) -> bool:
+        return uses[epoch] > 1 or ends.get(epoch, math.inf) >= step["time"]
+
+    steps = process["step"]
+    return [{**step, "batches": [own for own in step["batches"] if is_trained(own[0], step)]} for step in steps]
 
 
 def _all(ranks: Mapping[int, Facts], kind: str) -> list[Facts]:
@@ -107,7 +126,7 @@ def _reached(ranks: Mapping[int, Facts]) -> int:
 
 def _place(before: Facts | None, after: Facts) -> int | None:
     weights, steps = after["begin"][0]["weights"], before["step"] if before else ()
-    is_new = not after["load"] or (before and before["begin"][0]["weights"] == weights)
+    is_new = before is not None and before["begin"][0]["weights"] == weights
     return next((int(step["step"]) for step in reversed(steps) if step["weights"] == weights), 0 if is_new else None)
 
 
@@ -146,17 +165,29 @@ def _end(run: Facts) -> str:
     return "it hung, and was killed" if run["hung"] else f"it ended with exit code {code}{message and f' ({message})'}"
 
 
+def _elsewhere(facts: Rehearsal) -> str:
+    written = {save["save"] for save in _all(facts.plain, "save")}
+    read = (load["load"] for process in facts.run("again")["processes"] for load in process["load"])
+    if path := next((path for path in read if path in written and "/ddpctl-rehearse-" not in path), ""):
+        return f"it wrote to {path}, outside the project, and the next run read it"
+    return "two undisturbed runs have different numbers of steps"
+
+
 def _group(facts: Rehearsal) -> Judgement:
     run, plain = facts.run("plain"), facts.plain
     if not plain:
         return "unknown", f"{UNSEEN}: {_end(run)}"
+    if facts.failed:
+        return "fault", f"the undisturbed run failed after step {facts.steps}: {_end(run)}"
     sizes = {process["group"][0]["world"] if process["group"] else 1 for process in plain.values()}
     if sizes != {len(plain)}:
         alone = [rank for rank, process in plain.items() if not process["group"]]
         return "fault", f"{len(plain)} ranks train, and {_named(alone)} did not call init_process_group"
     if len({process["step"][facts.steps - 1]["weights"] for process in plain.values()}) > 1 and not facts.is_sharded:
+        if len({process["begin"][0]["weights"] for process in plain.values()}) > 1:
+            return "unknown", "the ranks begin with different weights, as the stages of a pipeline do"
         return "fault", f"after step {facts.steps} the ranks have different weights, and no shards of them"
-    return "ok", f"{len(plain)} ranks in resume group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
+    return "ok", f"{len(plain)} ranks in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
 
 
 def _reports(facts: Rehearsal) -> Judgement:
@@ -196,6 +227,8 @@ def _samples(facts: Rehearsal) -> Judgement:
     epochs = _epochs(facts)
     if why := _blind(facts) or (not epochs and f"no epoch ended within {facts.steps} steps: {LONGER}"):
         return "unknown", why
+    if facts.is_sharded and all(batches == ranks[min(ranks)] for ranks in epochs for batches in ranks.values()):
+        return "unknown", "all ranks read the same batches, as tensor parallelism does"
     for number, ranks in enumerate(epochs, 1):
         own = [Counter(index for batch in batches for index in batch) for batches in ranks.values()]
         batch, counts = max(len(batch) for batches in ranks.values() for batch in batches), sum(own, Counter())
@@ -227,10 +260,13 @@ def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
     if not asked:
         return "unknown", f"the script ended before step {step}: {_end(run)}"
     times = [save["time"] - asked for save in _all(ranks, "save") if save["time"] > asked and not save["error"]]
-    wrote = times or [file for file in _all(ranks, "file") if file["time"] > asked]
+    files = [file["file"] for file in _all(ranks, "file") if file["time"] > asked]
+    wrote = times or [file for file in files if "/checkpoints/" in file]
     reached, resume = _reached(ranks), facts.resumes.get(scenario)
     if (resume.step or 0) >= step if resume and resume.step is not None else wrote:
         return "ok", f"asked at step {step}, saved step {reached} after {max(times, default=0.0):.1f} s; {_end(run)}"
+    if files and not (resume and resume.step is not None):
+        return "unknown", f"asked at step {step}, a file was written: {files[0]}; {_end(run)}"
     at = resume.step if resume and resume.step else max([save for save in facts.saves if save <= step], default=0)
     lost = f"asked at step {step}, not saved: steps {at + 1} to {reached} are lost; {_end(run)}"
     if scenario == "usr1" and (_asked("term", facts) or ("",))[0] == "ok":
@@ -239,7 +275,9 @@ def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
 
 
 def _resumes(facts: Rehearsal) -> Judgement | None:
-    starts = facts.resumes.values()
+    starts, second = facts.resumes.values(), facts.run("resume", "term")
+    if second and _failed(second) and "term" not in facts.resumes:
+        return "fault", f"term: the second launch took no step; {_end(second)}"
     if facts.good:
         return "ok", ", ".join(f"{resume.title}: after step {resume.step} of {resume.reached}" for resume in facts.good)
     if any(resume.step is None for resume in starts):
@@ -262,7 +300,7 @@ def _of_good(judge: Callable[[Rehearsal, Resume], Judgement], facts: Rehearsal) 
 
 
 def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, Facts, Facts]]:
-    """Yield the steps after a resume: the number, the step of the undisturbed run, and that of the resumed resume."""
+    """Yield the steps after a resume: the number, the step of the undisturbed run, and that of the resumed run."""
     start = resume.step or 0
     reference = facts.plain[rank]["step"][start:] if rank in facts.plain else ()
     for number, (plain, step) in enumerate(zip(reference, resume.after[rank]["step"], strict=False), start + 1):
@@ -408,14 +446,20 @@ def _left(facts: Rehearsal) -> Judgement:
     ends = [end for process in run["processes"] for end in process["end"]]
     if left := [*sorted({line for end in ends for line in end["left"]}), *run["left"]]:
         return "fault", f"{len(left)} processes or files: {', '.join(left[:3])}"
-    return ("ok", "no process, shared memory or temporary file") if ends else ("unknown", f"the run was cut: {LONGER}")
+    return (
+        ("ok", "no process, shared memory or temporary file")
+        if ends
+        else ("unknown", "no rank came to its end" if facts.ended else f"the run was cut: {LONGER}")
+    )
 
 
 SAVE = "if ddp.should_stop():  # the same answer on every rank\n    save(step)  # on rank 0\n    ddp.stop()"
 RESTORE = """\
 state = [torch.load(path) if rank == 0 and path.exists() else None]
 dist.broadcast_object_list(state)  # the other nodes may not see rank 0's folder
-model.module.load_state_dict(state[0]['model']); first = state[0]['step']"""
+first = 0
+if state[0]:  # not in the first start
+    model.module.load_state_dict(state[0]['model']); first = state[0]['step']"""
 OPTIMIZER = """\
 optimizer.load_state_dict(state[0]['optimizer'])  # saved as optimizer.state_dict()
 schedule.load_state_dict(state[0]['schedule'])"""
@@ -426,7 +470,7 @@ for epoch in range(first // len(loader), epochs):
 GROUP = "dist.init_process_group(backend)\nmodel = DistributedDataParallel(model)"
 EPOCH = "sampler.set_epoch(epoch)  # at the beginning of each epoch"
 SAMPLER = f"sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)\n{EPOCH}"
-PERIOD = "if rank == 0 and step % 1000 == 0:  # what you can afford to lose\n    save(step)"
+PERIOD = "if rank == 0 and step % every == 0:  # as many steps as you can afford to lose\n    save(step)"
 WAIT = 'dist.init_process_group("gloo", timeout=timedelta(minutes=10))'
 REPLACE = """\
 torch.save(state, path.with_suffix('.new'))
@@ -458,12 +502,18 @@ QUESTIONS: Mapping[str, tuple[str, Callable[[Rehearsal], Judgement | None], str]
 }
 
 
+COMPARING = {*QUESTIONS} - {"group", "steps", "samples", "order", "slow", "raise", "left"}
+
+
 def judge(runs: Sequence[Facts]) -> list[Row]:
     """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered."""
     facts, rows = Rehearsal(runs), []
     for name, (question, decide, lines) in QUESTIONS.items():
-        if (facts.plain or name in ("group", "steps", "left")) and (judgement := decide(facts)):
+        is_judged = name == "group" if facts.failed else bool(facts.plain) or name in ("group", "steps", "left")
+        if is_judged and (judgement := decide(facts)):
             verdict, evidence = judgement
-            mend = tuple(lines.splitlines()) if verdict == "fault" else ()
+            if name in COMPARING and not facts.is_repeated:
+                verdict, evidence = "unknown", _elsewhere(facts)
+            mend = tuple(lines.splitlines()) if verdict == "fault" and not facts.failed else ()
             rows.append(Row(id=name, question=question, verdict=verdict, evidence=evidence, mend=mend))
     return rows

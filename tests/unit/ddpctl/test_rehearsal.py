@@ -288,6 +288,14 @@ def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
 
 
+def test_an_evaluation_between_a_batch_and_its_step_is_no_training() -> None:
+    runs, evaluation = sound(), 100
+    for rank in runs["plain", ""]["processes"]:
+        rank["step"][2]["batches"].append((evaluation, [0, 1, 2]))
+        rank["epoch"].insert(0, {"epoch": evaluation, "time": 2.5, "batches": []})
+    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
+
+
 def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
     assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 
@@ -295,6 +303,58 @@ def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
 def test_without_a_step_nothing_is_concluded() -> None:
     silent = run(process(0) | {"begin": [], "step": []}, code=3)
     assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+def test_a_run_that_fails_in_its_first_step_is_unknown() -> None:
+    failed = run(*ranks(0, 0), code=3)
+    assert verdicts({("plain", ""): failed}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+def test_an_undisturbed_run_that_fails_is_the_only_fault() -> None:
+    assert verdicts(sound() | {("plain", ""): run(*ranks(), code=3)}) == {"group": "fault"}
+
+
+def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
+    assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
+
+
+@pytest.mark.parametrize(("path", "verdict"), [("/p/log", "unknown"), ("/w/node-0/checkpoints/x", "ok")])
+def test_a_file_after_a_signal_is_a_checkpoint_only_in_the_folder_for_them(path: str, verdict: str) -> None:
+    runs = sound()
+    does_not_save("int")(runs)
+    runs["int", ""]["processes"][0]["file"] = [{"file": path, "time": AT + 0.1}]
+    assert verdicts(runs)["save-int"] == verdict
+
+
+def test_the_stages_of_a_pipeline_have_different_weights() -> None:
+    runs = sound()
+    different_weights(runs)
+    runs["plain", ""]["processes"][1]["begin"][0]["weights"] += " of another stage"
+    assert verdicts(runs)["group"] == "unknown"
+
+
+def test_the_ranks_of_a_sharded_model_may_read_the_same_batches() -> None:
+    runs = sound()
+    same_samples(runs)
+    each(runs, "begin", lambda begin: begin.update(sharded=True))
+    assert verdicts(runs)["samples"] == "unknown"
+
+
+def test_a_start_with_other_weights_is_not_known_to_begin_at_step_1() -> None:
+    runs = sound()
+    starts_over(runs)
+    for one in second_starts(runs):
+        one["begin"][0]["weights"] = "others"
+    assert verdicts(runs)["resume"] == "unknown"
+
+
+def test_a_second_run_with_fewer_steps_leaves_unknown_what_compares_runs() -> None:
+    runs = sound() | {("again", ""): run(*ranks(AT))}
+    starts_over(runs)
+    runs["again", ""]["processes"] = ranks(0, AT)
+    found = verdicts(runs)
+    assert {found[name] for name in ("repeatable", "resume", "kill-rank", "save-term")} == {"unknown"}
+    assert "fault" not in found.values()
 
 
 def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ddprun.rehearsal import middle_step, read_facts
+from ddprun.ranks.observer import _number, _values
+from ddprun.rehearsal import middle_step, new_files, read_facts
 
 
 def run(steps: int, *saves: int) -> dict[str, Any]:
@@ -36,3 +37,22 @@ def test_the_last_fact_of_a_killed_rank_may_be_torn(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     (rank,) = read_facts(tmp_path)
     assert (rank["rank"], len(rank["start"]), rank["step"]) == (1, 1, [])
+
+
+def test_a_temporary_file_that_existed_before_is_not_removed() -> None:
+    def opened(path: str, time: float, *, existed: bool) -> dict[str, Any]:
+        return {"file": path, "time": time, "existed": existed}
+
+    first = {"file": [opened("/tmp/old", 1.0, existed=True), opened("/tmp/new", 3.0, existed=True)]}
+    second = {"file": [opened("/tmp/new", 2.0, existed=False), opened("/data/new", 2.0, existed=False)]}
+    assert new_files([first, second]) == {Path("/tmp/new")}
+
+
+def test_a_process_that_was_killed_before_its_first_fact_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "0.7").write_text("")
+    assert read_facts(tmp_path) == []
+
+
+def test_indices_and_states_of_any_kind_are_observed() -> None:
+    assert (_number(True), _number(7), _number((0, 3)) == _number((0, 3)) != _number((3, 0))) == (1, 7, True)
+    assert (_values({"b": 2, "a": 1}), _values(3)) == ([1, 2], [3])

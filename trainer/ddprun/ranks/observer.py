@@ -3,21 +3,25 @@
 It exists only if names.REHEARSAL is set (ddprun.rehearsal). The script is not changed: the observer wraps functions of
 torch, and listens to Python's audit events. It appends facts as JSON lines to a file of this process. The first key of
 a fact is its kind: start, group (init_process_group), loader, begin (before the first step), step, epoch (the end of an
-iteration over a DataLoader), save, load, file (opened to be written), at (the disturbance), cut, end.
+iteration over a DataLoader), save, load, file (opened to be written), at (the disturbance), error (of the observer),
+cut, end.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import importlib
 import json
 import math
+import operator
 import os
 import random
 import resource
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -56,10 +60,10 @@ class Observer:
         if os.getpid() == self._pid:
             os.write(self._file, json.dumps({kind: value, "time": time.time(), **more}).encode() + b"\n")
 
-    def _write_once(self, kind: str, value: str) -> None:
+    def _write_once(self, kind: str, value: str, **more: Callable[[], object]) -> None:
         if os.getpid() == self._pid and value not in self._noted:
             self._noted.add(value)
-            self._write(kind, value)
+            self._write(kind, value, **{name: read() for name, read in more.items()})
 
     def install(self) -> None:
         """Wrap torch's functions, and seed the generators, which the script may seed again."""
@@ -70,8 +74,9 @@ class Observer:
         random.seed(self._seed)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(self._seed)
-        optimizer.register_optimizer_step_pre_hook(lambda stepped, *_: self._before_step(stepped))
-        optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped))
+        before, note = self._guard(self._before_step), self._guard(self._note_step)
+        optimizer.register_optimizer_step_pre_hook(lambda stepped, *_: before(stepped))
+        optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped, note))
         _wrap(torch.Tensor, "backward", self._backward)
         for module, save, load_, keyword in ((torch, 1, 0, "f"), (dcp, 9, 9, "checkpoint_id")):
             _wrap(module, "save", partial(self._save, save, keyword))
@@ -81,8 +86,20 @@ class Observer:
         spawn = load("torch.multiprocessing.spawn")
         _wrap(spawn, "start_processes", _start_observed)
         load("torch.multiprocessing").start_processes = spawn.start_processes  # type: ignore[attr-defined]
-        compat.watch_batches(self._on_batch, self._on_epoch)
-        sys.addaudithook(self._audit)
+        compat.watch_batches(self._guard(self._on_batch), self._guard(self._on_epoch))
+        sys.addaudithook(self._guard(self._audit))
+
+    def _guard(self, observe: Callable[..., Any]) -> Callable[..., None]:
+        """Return a function that records an exception of ``observe``: it is not the script's."""
+
+        def guarded(*args: Any) -> None:
+            try:
+                observe(*args)
+            except Exception as failure:
+                with contextlib.suppress(OSError):
+                    self._write_once("error", f"{observe.__name__}: {failure!r}"[:200])
+
+        return guarded
 
     # What the script does
 
@@ -94,13 +111,13 @@ class Observer:
 
     def _backward(self, call: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         result, self._has_gradients = call(loss, *args, **kwargs), True
-        if loss.numel() == 1:
-            self._loss = float(loss.detach())
+        with contextlib.suppress(Exception):  # such as of a loss on the meta device
+            self._loss = float(loss.detach()) if loss.numel() == 1 else self._loss
         return result
 
     def _on_batch(self, epoch: int, indices: Any) -> None:
         self._write_once("loader", "DataLoader")
-        self._batches.append((epoch, [int(index) for index in indices] if isinstance(indices, list) else []))
+        self._batches.append((epoch, [*map(_number, indices)] if isinstance(indices, list) else []))
 
     def _on_epoch(self, epoch: int) -> None:
         self._write("epoch", epoch, batches=self._batches)  # those that no step has used
@@ -136,7 +153,9 @@ class Observer:
         elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
             path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
         if path and not path.startswith(self._not_of_script):
-            self._write_once("file", path)
+            is_shared = event == "os.truncate" and path.startswith("/dev/shm/")  # noqa: S108 (truncated when made)
+            # The event comes before the file is opened. A file that exists is not the script's to leave behind.
+            self._write_once("file", path, existed=lambda: os.path.lexists(path) and not is_shared)
 
     # Steps
 
@@ -152,21 +171,24 @@ class Observer:
         if stepped is self._clock and self._step == self._plan["steps"]:
             self._cut()
 
-    def _after_step(self, stepped: Any) -> None:
+    def _after_step(self, stepped: Any, note: Callable[[], None]) -> None:
         if stepped is not self._clock or os.getpid() != self._pid or not self._trains:
             return
         self._step, self._has_gradients = self._step + 1, False
+        note()
+        if self._step == self._acts.get("step") and self._acts["rank"] in (None, self._rank):
+            self._disturb(self._acts["do"])
+
+    def _note_step(self) -> None:
         reported = getattr(sys.modules.get("ddprank.client"), "_last_step", 0)
         batches, self._batches = self._batches, []
         self._write("step", self._step, loss=self._loss, reported=reported, batches=batches, **self._state())
-        if self._step == self._acts.get("step") and self._acts["rank"] in (None, self._rank):
-            self._disturb(self._acts["do"])
 
     def _state(self) -> dict[str, Any]:
         """Return fingerprints of the weights and of the optimizer's state."""
         groups = self._clock.param_groups
         weights = [tensor for group in groups for tensor in group["params"]]
-        values = [value for state in self._clock.state.values() for _, value in sorted(state.items(), key=str)]
+        values = [value for state in self._clock.state.values() for value in _values(state)]
         with self._torch.no_grad():
             state = [_local(value) for value in values if self._torch.is_tensor(value)]
             digest, probe = self._fingerprint(map(_local, weights))
@@ -248,6 +270,21 @@ def observe(env: Mapping[str, str]) -> Observer:
     return observer
 
 
+def _number(index: object) -> int:
+    """Return a sample's index, and a number for one that is no integer, such as a tuple: equal in all processes."""
+    try:
+        return operator.index(index)  # type: ignore[arg-type]
+    except TypeError:
+        return zlib.crc32(repr(index).encode())
+
+
+def _values(state: object) -> list[Any]:
+    """Return the values of a parameter's state in an optimizer, which may keep anything there."""
+    if not isinstance(state, Mapping):
+        return [state]
+    return [value for _, value in sorted(state.items(), key=lambda item: str(item[0]))]
+
+
 def _local(tensor: Any) -> Any:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -261,7 +298,10 @@ def _pause(seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
 def _path(target: object) -> str:
     """Return the path of what a function of torch saves or loads, or "" if it is no file."""
     path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
-    return os.path.abspath(path) if path and isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+    try:
+        return os.path.abspath(path) if path and isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+    except OSError:  # the current folder was removed
+        return ""
 
 
 def _size(path: str) -> int:
