@@ -244,8 +244,9 @@ class JobSpec(Options):
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}, the number of ranks per node: {todo}",
             )
         if self.spares and (self.min_nodes < self.max_nodes or self.spares >= self.max_nodes):
-            todo = "use a fixed number of nodes, larger than the number of spares: so the machines that can train are "
-            yield "job.spares", f"{self.spares} for {self.nodes} nodes: {todo}always more than half of all"
+            is_fixed = self.min_nodes == self.max_nodes
+            todo = "use fewer spares than nodes" if is_fixed else "use a fixed number of nodes"
+            yield "job.spares", f"{self.spares} for {self.nodes} nodes: {todo}"
         if self.checkpoint_copies > self.max_nodes:
             yield (
                 "job.checkpoint_copies",

@@ -134,6 +134,52 @@ def test_a_new_node_0_fetches_the_newest_copy_before_it_announces_anything(nodes
     until(lambda: after.store.check([ANNOUNCED]))
 
 
+def new_node_0(nodes, tmp_path, steps):
+    """Return a new node 0 whose folder is empty. Each of the other nodes offers its copy of the given step."""
+    for node, step in steps.items():
+        nodes.members = (0, node)
+        nodes.start(0)
+        nodes.start(node)
+        nodes.save(step)
+        until(lambda node=node, step=step: nodes.has(node, step))
+    after = Nodes(tmp_path)
+    after.members, after.folder_of = (0, *steps), lambda node: tmp_path / (f"box{node}" if node else "spare")
+    for node in steps:
+        after.start(node, offers_at="127.0.0.1")
+    return after, *after.start(0, is_new=True)
+
+
+def test_a_new_node_0_fetches_another_copy_if_the_newest_is_lost(nodes, tmp_path):
+    after, new, journal = new_node_0(nodes, tmp_path, {1: 3, 2: 5})
+    (after.folder_of(2) / "step-5.pt").unlink()
+    new.restore()
+    assert read_manifest(after.folder_of(0) / COPY).step == 3
+    assert [facts["step"] for facts in journal.of("checkpoint_copied")] == [3]
+    assert len(journal.lines) == 3, "two attempts and one failure"
+
+
+def test_a_new_node_0_ends_if_no_copy_can_be_fetched(nodes, tmp_path):
+    after, new, _ = new_node_0(nodes, tmp_path, {1: 3})
+    (after.folder_of(1) / "step-3.pt").unlink()
+    with pytest.raises(NodeError) as error:
+        new.restore()
+    assert error.value.code == Exit.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [({"run": "before"}, 3), ({}, 3), ({"run": "night", "files": []}, 3), ({"run": "night"}, 9)],
+)
+def test_a_new_node_0_keeps_only_a_newer_checkpoint_of_this_run(nodes, tmp_path, own, expected):
+    after, new, journal = new_node_0(nodes, tmp_path, {1: 3})
+    (after.folder_of(0) / "step-9.pt").write_text("x")
+    manifest = {"step": 9, "files": [["step-9.pt", 1, 1, hashlib.sha256(b"x").hexdigest()]]} | own
+    (after.folder_of(0) / COPY).write_text(json.dumps(manifest))
+    new.restore()
+    assert read_manifest(after.folder_of(0) / COPY).step == expected
+    assert journal.lines
+
+
 def test_copies_need_a_secret(nodes):
     with pytest.raises(NodeError) as error:
         nodes.start(0, secret=b"")

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ddprank.heartbeat import Heart
 from ddprun.files.node_dir import encode_summary, read_previous_run
@@ -159,3 +162,14 @@ def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> 
         monitor.forget()
         rank.kill()
         rank.wait()
+
+
+@pytest.mark.parametrize(
+    "sample", [["a_total", {}, "many"], ["a_total", {}, None], ["a_total", ["kind"], 1.0], ["a_total", {}], 7, None]
+)
+def test_damaged_counts_of_a_rank_are_left_out(tmp_path: Path, sample: Any) -> None:
+    series = rank_series(tmp_path)
+    sound = [["a", "Of mine.", "counter", [["a_total", {"kind": 1}, 3]]]]
+    series.restore({"0": [["a", "Of mine.", "counter", [sample]]], "1": sound})
+    collected = [sample for family in series.collect() for sample in family.samples if sample.name == "a_total"]
+    assert [(sample.labels["kind"], sample.value) for sample in collected] == [("1", 3.0)]

@@ -61,10 +61,14 @@ class File(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """The files of a checkpoint folder, sorted from old to new, and the step of the newest checkpoint if known."""
+    """The files of a checkpoint folder, sorted from old to new, and the step of the newest checkpoint if known.
+
+    ``run`` is the run's id, or empty if it is unknown.
+    """
 
     step: int | None = None
     files: tuple[File, ...] = ()
+    run: str = ""
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -77,7 +81,7 @@ def read_manifest(path: Path) -> Manifest:
         files = tuple(File(str(name), int(size), int(at), str(sha)) for name, size, at, sha in values["files"])
         safe = all(file.path and all(part[0] not in "./" for part in PurePosixPath(file.path).parts) for file in files)
         safe = safe and not any(part_path(Path(), file.path).name == COPY_PART for file in files)
-        return Manifest(values["step"], files) if safe else Manifest()
+        return Manifest(values["step"], files, str(values.get("run", ""))) if safe else Manifest()
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return Manifest()
 
@@ -175,23 +179,37 @@ class CheckpointCopies:
         self._content = {file.sha256: self._folder / file.path for file in self._manifest.files} | {name: text}
         port = network.serve_http(address, 0, self._send, name="copies", timeout_s=TIMEOUT_S)
         place = {"address": address, "port": port, "nonce": self._nonce, "size": len(text), "sha256": name}
-        self._store.set(f"{HELD}{self._node}", json.dumps(place | {"step": step}))
+        self._store.set(f"{HELD}{self._node}", json.dumps(place | {"step": step, "run": self._manifest.run}))
 
     def restore(self) -> None:
-        """On a new node 0, fetch the newest copy that another node offers. Raises NodeError and StoreError."""
+        """On a new node 0, fetch the newest copy that another node offers. Raises NodeError and StoreError.
+
+        A copy of this run counts as newer than those of other runs. If a copy cannot be fetched, try the next one.
+        """
         keys = [f"{HELD}{node}" for node in self._members() if node]
         offers = [stores.decode(key, self._store.get(key), dict) for key in keys if self._store.check([key])]
-        newest = max(offers, key=lambda offer: offer["step"] or 0, default=None)
-        if newest is None or (newest["step"] or 0) <= (read_manifest(self._folder / COPY).step or -1):
-            self._is_complete = True
-            return
-        where = f"the checkpoint of step {newest['step']} from {newest['address']}"
-        self._journal.log(f"this new node 0 fetches {where}")
-        try:
-            self._fetch_all(newest, newest["address"])
-        except (OSError, HTTPException) as error:
-            message = f"{where} could not be fetched: {error}"
-            raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
+        own = read_manifest(self._folder / COPY)
+        own_age = (own.run == self._run_id, -1 if own.step is None else own.step) if own.files else (False, -1)
+
+        def age(offer: dict[str, Any]) -> tuple[bool, int]:
+            return offer.get("run") == self._run_id, offer["step"] or 0
+
+        failed: Exception | None = None
+        for offer in sorted((offer for offer in offers if age(offer) > own_age), key=age, reverse=True):
+            where = f"the checkpoint of step {offer['step']} from {offer['address']}"
+            self._journal.log(f"this new node 0 fetches {where}")
+            try:
+                self._fetch_all(offer, offer["address"])
+            except (OSError, HTTPException) as error:
+                failed, message = error, f"{where} could not be fetched: {error}"
+                self._journal.log(f"warning: {message}")
+                continue
+            break
+        else:
+            if failed and not own_age[0]:
+                raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0)
+            which = f"its own checkpoint of step {own.step}" if own.files else "no copied checkpoint"
+            self._journal.log(f"this new node 0 uses {which}")
         self._is_complete = True
 
     def _run(self) -> None:
@@ -242,6 +260,7 @@ class CheckpointCopies:
         is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
         if not self._content or saved != self._saved or (is_behind and not is_whole):
             manifest = scan(self._folder, saved.step if saved else known.step, known)
+            manifest = manifest._replace(run=self._run_id)
             if manifest.files and (manifest != known or not self._content):
                 self._manifest, self._number = manifest, self._number + 1
                 # The indentation puts the step on its own line, which ddpctl reads with a shell command.

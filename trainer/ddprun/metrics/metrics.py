@@ -163,10 +163,13 @@ class RankSeries(Collector):
         """Replace what is kept of ended processes by what ``counts`` has returned."""
         for rank, families in counts.items():
             kept = []
-            with contextlib.suppress(*UNREADABLE):  # another version has written them
+            with contextlib.suppress(*UNREADABLE):  # another version has written them, or they are damaged
                 for name, text, kind, samples in families:
-                    kept.append(Family(name, text, kind))
-                    kept[-1].samples = [Sample(*sample) for sample in samples]
+                    kept.append(Family(str(name), str(text), kind))
+                    kept[-1].samples = [
+                        Sample(str(name), {str(key): str(label) for key, label in labels.items()}, float(value))
+                        for name, labels, value in samples
+                    ]
                 self._ended[rank] = kept
 
 

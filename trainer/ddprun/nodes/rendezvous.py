@@ -263,6 +263,14 @@ class FixedRankRendezvous(RendezvousHandler):
         claimed = self.control.compare_set(key, "", json.dumps(self._claim))
         return stores.decode(key, claimed, lambda claim: str(claim["token"])) == self._claim["token"]
 
+    def keep_claim(self) -> None:
+        """Take the claim again if node 0 deleted it because this process was paused. Raises NodeError."""
+        was_deleted = not self.control.check([f"claim/{self._config.node_rank}"])
+        if not self._has_claim():
+            raise self._replaced_error()
+        if was_deleted:
+            self._log("this machine counted as lost, because it did not respond; it waits again")
+
     def _heartbeat(self) -> bytes:
         """Return the last heartbeat of the claim's owner, who is alive if the heartbeat changes."""
         key = f"beat/{self._config.node_rank}"

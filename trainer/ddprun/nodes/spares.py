@@ -83,6 +83,7 @@ class Spare:
                 outcome = read_outcome(control.get("ended").decode())
                 control.set(f"ended/{machine}", "")
                 raise NodeError(outcome)
+            rendezvous.keep_claim()
             if not self._voter and control.check(["electorate"]):
                 self._voter = Voter(
                     machine=machine,

@@ -99,4 +99,5 @@ class SshOptions(Options):
         if job.min_nodes + job.spares > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"
             spares = f" and {job.spares} spare{'s' * (job.spares > 1)}" if job.spares else ""
-            yield "job.nodes", f"{job.nodes}{spares}, but the target has {hosts}: use fewer nodes, or add hosts"
+            todo = f"use fewer {'spares or ' if job.spares else ''}nodes, or add hosts"
+            yield "job.nodes", f"{job.nodes}{spares}, but the target has {hosts}: {todo}"
