@@ -321,6 +321,7 @@ def test_lost_hosts_are_replaced_by_spares_and_a_copy_of_the_checkpoint(lab: Lab
     finally:
         for number in (0, 1):
             lab.machines[number].plug_in()
+            lab.boxes[number].start()  # sshd, which the loss of the machine has killed
 
 
 def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
@@ -352,3 +353,4 @@ def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
         assert [(event["node"], event["machine"], event["epoch"]) for event in took] == [(0, 3, 1)]
     finally:
         lab.machines[0].plug_in()
+        lab.boxes[0].start()
