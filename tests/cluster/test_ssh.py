@@ -330,7 +330,7 @@ def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
     path = lab.folder / "ddpctl.yaml"
     job = "nodes: 3, spares: 1, gpus: 1, device: cpu, checkpoint_copies: 2}"
     path.write_text(path.read_text().replace("nodes: 2, gpus: 2, device: cpu}", job))
-    training = ("--epochs=4", "--checkpoint-every=10")
+    training = ("--epochs=12", "--checkpoint-every=10")
     launched = lab.ddpctl("launch", "--detach", "--name", "night", "--", str(PACED), "--deterministic", *training)
     assert launched.returncode == 0, launched.stderr
     copied = lab.boxes[1].home / f".ddpctl/runs/night/{CHECKPOINTS}/{COPY}"
