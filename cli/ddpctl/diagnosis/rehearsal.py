@@ -249,6 +249,8 @@ def _order(facts: Rehearsal) -> Judgement:
         return "unknown", why
     if orders[0] != orders[1]:
         return "ok", "each epoch has another order"
+    if min(orders[0], default=0) < 0:
+        return "unknown", "the sampler's indices are no integers, so they have no order"
     is_shuffled = orders[0] != sorted(orders[0])
     return ("fault" if is_shuffled else "ok"), f"epochs 1 and 2 both begin with samples {orders[0][:4]} on rank 0"
 

@@ -296,6 +296,12 @@ def test_an_evaluation_between_a_batch_and_its_step_is_no_training() -> None:
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
 
 
+def test_samples_without_integers_have_no_order() -> None:
+    runs = sound()
+    with_batches(lambda rank, _, place: -1 - 5 * (place * WORLD + rank) % (BATCHES * WORLD))(runs)
+    assert verdicts(runs)["order"] == "unknown"
+
+
 def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
     assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 

@@ -149,7 +149,7 @@ class Observer:
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         path = ""
         if event == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR):
-            path = os.path.join(os.getcwd(), args[0])  # noqa: PTH109, PTH118 (at each open: fast)
+            path = args[0] if args[0].startswith("/") else os.path.join(os.getcwd(), args[0])  # noqa: PTH109, PTH118 (at each open: fast)
         elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
             path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
         if path and not path.startswith(self._not_of_script):
@@ -271,11 +271,11 @@ def observe(env: Mapping[str, str]) -> Observer:
 
 
 def _number(index: object) -> int:
-    """Return a sample's index, and a number for one that is no integer, such as a tuple: equal in all processes."""
+    """Return a sample's index, and a negative number for one that is no integer: equal in all processes."""
     try:
         return operator.index(index)  # type: ignore[arg-type]
     except TypeError:
-        return zlib.crc32(repr(index).encode())
+        return -1 - zlib.crc32(repr(index).encode())
 
 
 def _values(state: object) -> list[Any]:
