@@ -108,11 +108,11 @@ class Run:
     def reached(self, step: int, since: float = 0.0) -> bool:
         """Return whether every rank has made ``step``, or a later one, after ``since``."""
         made = self.steps().values()
-        return all(any(at > since and n >= step for one in of.values() for at, n in one) for of in made)
+        return all(any(at > since and n >= step for own in of.values() for at, n in own) for of in made)
 
     def last_starts(self) -> list[float]:
         """Return the time of the first step of each rank's last process."""
-        return [max(one[0][0] for one in of.values() if one) for of in self.steps().values()]
+        return [max(own[0][0] for own in of.values() if own) for of in self.steps().values()]
 
     def train_again(self, since: float) -> None:
         """Wait until a new process of each rank has made a step."""
@@ -156,7 +156,7 @@ class Run:
     def check_one_training(self) -> None:
         """Raise WrongError if two processes of a rank have ever trained at the same time."""
         for rank, of in self.steps().items():
-            spans = sorted((one[0][0], one[-1][0]) for one in of.values() if one)
+            spans = sorted((own[0][0], own[-1][0]) for own in of.values() if own)
             if any(first[1] > second[0] for first, second in itertools.pairwise(spans)):
                 raise WrongError(f"two processes of rank {rank} trained at the same time")
 

@@ -122,8 +122,8 @@ def test_a_command_about_monitoring_parses(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in CHECKS])
 def test_a_check_parses(line: str, tmp_path: Path) -> None:
     """The drawings are drawn; a check is parsed (test_checks.py runs it)."""
-    verb, *words = shlex.split(line)[1:]
-    done = in_process(verb, *([] if "--show" in words else ["--help"]), *words, cwd=tmp_path)
+    verb, *arguments = shlex.split(line)[1:]
+    done = in_process(verb, *([] if "--show" in arguments else ["--help"]), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

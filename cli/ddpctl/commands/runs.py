@@ -314,8 +314,8 @@ def _set_suspended(name: str, *, again: bool) -> None:
         )
     context.executor.perform(launcher.target_of(run).suspend(run, again=again))
     grace = f"ranks that are running have {run.job.grace:g} s to save"
-    what = f"is suspended: {grace}; continue it with ddpctl resume {run.name}"
-    context.emit(f"run '{run.name}' {f'continues: follow it with ddpctl logs -f {run.name}' if again else what}")
+    suspended = f"is suspended: {grace}; continue it with ddpctl resume {run.name}"
+    context.emit(f"run '{run.name}' {f'continues: follow it with ddpctl logs -f {run.name}' if again else suspended}")
 
 
 def pull(

@@ -193,6 +193,8 @@ def _group(facts: Rehearsal) -> Judgement:
 def _reports(facts: Rehearsal) -> Judgement:
     if not facts.plain:
         return "unknown", UNSEEN
+    if errors := _all(facts.plain, "error"):
+        return "unknown", f"some steps or samples could not be recorded: {errors[0]['error']}"
     seen = f"{facts.steps} steps{'' if facts.ended else f', then the run was cut ({LONGER})'}"
     reported = any(step["reported"] for step in _all(facts.plain, "step"))
     return "ok", f"{seen}{', reported by ddp.progress' if reported else ', not reported: seen in Optimizer.step'}"

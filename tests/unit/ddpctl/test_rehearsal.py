@@ -67,6 +67,7 @@ def process(rank: int, first: int = 0, last: int = STEPS, *, attempt: int = 1) -
         "load": [{"load": "last.pt", "time": 1.0}] if first and rank == 0 else [],
         "file": [],
         "at": [],
+        "error": [],
         "cut": [],
         "end": [{"end": 0, "time": 99.0, "left": []}],
     }
@@ -94,15 +95,15 @@ def ranks(first: int = 0, last: int = STEPS, *, attempt: int = 1) -> list[dict[s
 
 def stopped(code: int) -> dict[str, Any]:
     """A run that saves step 6 after a signal."""
-    one = run(*ranks(0, AT), code=code, at=AT, signalled=AT - 0.5)
-    one["processes"][0]["save"].append({"save": "last.pt", "time": AT + 0.1, "step": AT, "error": "", "full": False})
-    return one
+    facts = run(*ranks(0, AT), code=code, at=AT, signalled=AT - 0.5)
+    facts["processes"][0]["save"].append({"save": "last.pt", "time": AT + 0.1, "step": AT, "error": "", "full": False})
+    return facts
 
 
 def full_disk() -> dict[str, Any]:
-    one = run(*ranks(0, 8), code=1, at=AT)
-    one["processes"][0]["save"][-1] |= {"full": True, "error": "RuntimeError: no space"}
-    return one
+    facts = run(*ranks(0, 8), code=1, at=AT)
+    facts["processes"][0]["save"][-1] |= {"full": True, "error": "RuntimeError: no space"}
+    return facts
 
 
 def sound() -> Runs:
@@ -126,7 +127,7 @@ def sound() -> Runs:
 
 
 def rows_of(runs: Runs) -> dict[str, Row]:
-    return {row.id: row for row in judge([{"scenario": a, "after": b, **one} for (a, b), one in runs.items()])}
+    return {row.id: row for row in judge([{"scenario": a, "after": b, **facts} for (a, b), facts in runs.items()])}
 
 
 def verdicts(runs: Runs) -> dict[str, str]:
@@ -139,20 +140,20 @@ def test_a_sound_script_has_no_fault() -> None:
 
 def each(runs: Runs, kind: str, change: Callable[[dict[str, Any]], None], *only: tuple[str, str]) -> None:
     for key in only or runs:
-        for one in runs[key]["processes"]:
-            for fact in one[kind]:
+        for rank in runs[key]["processes"]:
+            for fact in rank[kind]:
                 change(fact)
 
 
 def second_starts(runs: Runs) -> list[dict[str, Any]]:
-    again = [one for key in runs if key[1] for one in runs[key]["processes"]]
-    kills = [one for key in runs if key[0].startswith("kill") for one in runs[key]["processes"]]
-    return [*again, *(one for one in kills if one["start"][0]["attempt"] == 2)]
+    again = [rank for key in runs if key[1] for rank in runs[key]["processes"]]
+    kills = [rank for key in runs if key[0].startswith("kill") for rank in runs[key]["processes"]]
+    return [*again, *(rank for rank in kills if rank["start"][0]["attempt"] == 2)]
 
 
 def no_group(runs: Runs) -> None:
-    for one in runs.values():
-        for rank in one["processes"]:
+    for facts in runs.values():
+        for rank in facts["processes"]:
             rank["group"] = []
 
 
@@ -165,7 +166,7 @@ def with_batches(samples: Callable[[int, int, int], int]) -> Callable[[Runs], No
     """Return a change of all runs: ``samples`` maps a rank, an epoch and a batch of it to a sample."""
 
     def change(runs: Runs) -> None:
-        for rank in (rank for one in runs.values() for rank in one["processes"]):
+        for rank in (rank for facts in runs.values() for rank in facts["processes"]):
             for step in rank["step"]:
                 epoch, place = divmod(int(step["weights"][1:]) - 1, BATCHES)
                 step["batches"] = [(epoch, [samples(rank["rank"], epoch, place)])]
@@ -190,14 +191,14 @@ def does_not_save(*scenarios: str) -> Callable[[Runs], None]:
 
 
 def starts_over(runs: Runs) -> None:
-    for one in second_starts(runs):
-        one.update(process(one["rank"], attempt=one["start"][0]["attempt"]))
+    for rank in second_starts(runs):
+        rank.update(process(rank["rank"], attempt=rank["start"][0]["attempt"]))
 
 
 def wrong_sample(runs: Runs) -> None:
     """The rest of an epoch is that from its beginning on."""
-    for rank, one in enumerate(runs["resume", "disk"]["processes"]):
-        for number, step in enumerate(one["step"], 1):
+    for rank, facts in enumerate(runs["resume", "disk"]["processes"]):
+        for number, step in enumerate(facts["step"], 1):
             step["batches"] = [batch(rank, number)]
 
 
@@ -206,8 +207,8 @@ def other_shuffle(runs: Runs) -> None:
 
 
 def empty_optimizer(runs: Runs) -> None:
-    for one in second_starts(runs):
-        one["begin"][0]["state"] = ""
+    for rank in second_starts(runs):
+        rank["begin"][0]["state"] = ""
 
 
 def other_rate(runs: Runs) -> None:
@@ -223,8 +224,8 @@ def ended(key: tuple[str, str], *, hung: bool = False) -> Callable[[Runs], None]
 
 
 def loses_all(runs: Runs) -> None:
-    for one in runs["kill-rank", ""]["processes"][WORLD:]:
-        one.update(process(one["rank"], attempt=2))
+    for rank in runs["kill-rank", ""]["processes"][WORLD:]:
+        rank.update(process(rank["rank"], attempt=2))
 
 
 def torn_checkpoint(runs: Runs) -> None:
@@ -349,8 +350,8 @@ def test_the_ranks_of_a_sharded_model_may_read_the_same_batches() -> None:
 def test_a_start_with_other_weights_is_not_known_to_begin_at_step_1() -> None:
     runs = sound()
     starts_over(runs)
-    for one in second_starts(runs):
-        one["begin"][0]["weights"] = "others"
+    for rank in second_starts(runs):
+        rank["begin"][0]["weights"] = "others"
     assert verdicts(runs)["resume"] == "unknown"
 
 
@@ -358,28 +359,34 @@ def test_a_second_run_with_fewer_steps_leaves_unknown_what_compares_runs() -> No
     runs = sound() | {("again", ""): run(*ranks(AT))}
     starts_over(runs)
     runs["again", ""]["processes"] = ranks(0, AT)
-    found = verdicts(runs)
-    assert {found[name] for name in ("repeatable", "resume", "kill-rank", "save-term")} == {"unknown"}
-    assert "fault" not in found.values()
+    answers = verdicts(runs)
+    assert {answers[name] for name in ("repeatable", "resume", "kill-rank", "save-term")} == {"unknown"}
+    assert "fault" not in answers.values()
+
+
+def test_what_could_not_be_recorded_is_unknown() -> None:
+    runs = sound()
+    runs["plain", ""]["processes"][0]["error"].append({"error": "_on_batch: TypeError()", "time": 1.0})
+    assert verdicts(runs)["steps"] == "unknown"
 
 
 def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
-    runs = {key: one for key, one in sound().items() if key[0] in ("plain", "again", "int")}
+    runs = {key: facts for key, facts in sound().items() if key[0] in ("plain", "again", "int")}
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}
 
 
 def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
     runs = sound()
-    for one in runs["plain", ""]["processes"]:
-        one.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=one["epoch"][:1])
+    for rank in runs["plain", ""]["processes"]:
+        rank.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=rank["epoch"][:1])
     assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order", "left"}
 
 
 def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None:
     runs = sound()
     each(runs, "step", lambda step: step.update(loss=9.0, probe=[-9.0]), ("again", ""))
-    found = verdicts(runs)
-    assert (found["repeatable"], found["resume-weights"], found["resume-data"]) == ("unknown", "unknown", "ok")
+    answers = verdicts(runs)
+    assert (answers["repeatable"], answers["resume-weights"], answers["resume-data"]) == ("unknown", "unknown", "ok")
 
 
 def a_run(*command: str) -> Run:

@@ -115,7 +115,7 @@ def test_next_spare_is_elected_if_the_first_is_used(short, monkeypatch):
     monkeypatch.setattr(election, "ELECTION_S", 20)
     machines = Machines(3, 2)
     machines.stores[3].set("used", "")
-    assert {one.spare for one in machines.elect(1, 2, 4).values()} == {4}
+    assert {leader.spare for leader in machines.elect(1, 2, 4).values()} == {4}
 
 
 def test_minority_elects_nobody(short):

@@ -149,7 +149,9 @@ class Observer:
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         path = ""
         if event == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR):
-            path = args[0] if args[0].startswith("/") else os.path.join(os.getcwd(), args[0])  # noqa: PTH109, PTH118 (at each open: fast)
+            path = args[0]
+            if not path.startswith("/"):  # the current folder may be gone
+                path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 (at each open: fast)
         elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
             path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
         if path and not path.startswith(self._not_of_script):

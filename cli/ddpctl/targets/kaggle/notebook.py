@@ -84,14 +84,14 @@ def notebook(plan: Plan, files: Mapping[str, str] = MappingProxyType({}), wheel:
         cells += [_text("The wheel of ddpctl, for a session without a network."), _code(f"WHEEL = (\n{folded}\n)")]
     cells.append(_code(_install(has_wheel=bool(wheel))))
     cells += [_code(f"%%writefile {name}\n{text.rstrip()}") for name, text in files.items()]
-    words = program(plan.job.command)
-    args = json.dumps(words[2:] if words[0] == "-m" else words[1:], ensure_ascii=False)
+    argv = program(plan.job.command)
+    args = json.dumps(argv[2:] if argv[0] == "-m" else argv[1:], ensure_ascii=False)
     cells += [
         _text("The parameters. A program such as papermill can insert a cell with other values after this one."),
         _code(f"gpus = {plan.job.gpus}\nargs = {args}", "parameters"),
         _code(_launch(plan)),
     ]
-    if words[:2] == TRAINER:
+    if argv[:2] == TRAINER:
         cells += [_text("Export only the weights, without the state of the training."), _code(_EXPORT)]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
@@ -135,8 +135,8 @@ if importlib.util.find_spec('ddpctl') is None:
 
 def _launch(plan: Plan) -> str:
     job = plan.job
-    words = program(job.command)
-    what = "ddptrain" if words[:2] == TRAINER else words[0]
+    argv = program(job.command)
+    script = "ddptrain" if argv[:2] == TRAINER else argv[0]
     given = {key: getattr(job, key) for key in ("ranks", "device", "env", "max_restarts", "hang_timeout", "grace")}
     given = {key: value for key, value in given.items() if value != getattr(JobSpec(), key)}
     given = {"name": plan.name} | given | ({"resume": True} if former_kernel(plan) else {})
@@ -145,7 +145,7 @@ def _launch(plan: Plan) -> str:
         limit = f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # the session's time limit"
         lines = ["import os", "", *lines, limit]
     pairs = "".join(f", {key}={value!r}" for key, value in given.items())
-    return "\n".join([*lines, f"run = launch({what!r}, gpus=gpus, args=args{pairs})", "run"])
+    return "\n".join([*lines, f"run = launch({script!r}, gpus=gpus, args=args{pairs})", "run"])
 
 
 def _text(source: str) -> dict[str, Any]:

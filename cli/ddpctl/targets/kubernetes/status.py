@@ -84,9 +84,9 @@ def report(
     if "deletionTimestamp" in pod["metadata"]:
         return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
-        words = _waiting(state["waiting"], last, main, events)
-        unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
-        return result("waiting", words or "its container is being created", ill=bool(words), unexplained=unexplained)
+        reason = _waiting(state["waiting"], last, main, events)
+        unexplained = not reason or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
+        return result("waiting", reason or "its container is being created", ill=bool(reason), unexplained=unexplained)
     if "terminated" in state:
         ended = state["terminated"]
         if ended["exitCode"] == 0:

@@ -440,8 +440,8 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
     gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(job.gpus)), "busy": ()}
     assumed = []
     for fact in facts:
-        words = guesses | fact.words | ({} if fact.image else images)
-        assumed.append(replace(fact, words=words | ({} if len(fact.free_gpus) >= job.gpus else gpus)))
+        known = guesses | fact.words | ({} if fact.image else images)
+        assumed.append(replace(fact, words=known | ({} if len(fact.free_gpus) >= job.gpus else gpus)))
     return tuple(assumed)
 
 

@@ -35,11 +35,11 @@ def save(model, optimizer, epoch, batch):
 
 
 def load():
-    found = [None]
+    states = [None]
     if dist.get_rank() == 0 and CHECKPOINT.exists():
-        found = [torch.load(CHECKPOINT)]
-    dist.broadcast_object_list(found)
-    return found[0]
+        states = [torch.load(CHECKPOINT)]
+    dist.broadcast_object_list(states)
+    return states[0]
 
 
 def anyone_stops():
