@@ -4,45 +4,46 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import DDPCTL, ROOT, ddpctl, wait_until
+from tests.e2e.driver import DDPCTL, ddpctl, wait_until
+from tests.nightly.rehearse.test_rehearse import script_of
 
-SCRIPTS = ROOT / "tests/nightly/rehearse/scripts"
 ONE_NODE = ("--nodes", "1", "--gpus", "2")
 
 
-def rehearse(tmp_path: Path, script: str, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    (tmp_path / script).write_bytes((SCRIPTS / script).read_bytes())
-    done = ddpctl("rehearse", *ONE_NODE, *flags, "--json", "--", script, cwd=tmp_path)
+def rehearse(tmp_path: Path, name: str, *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    (tmp_path / "train.py").write_text(script_of(name))
+    done = ddpctl("rehearse", *ONE_NODE, *flags, "--json", "--", "train.py", cwd=tmp_path)
     assert done.stdout, done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == [script]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     return done.returncode, {row["id"]: row for row in json.loads(done.stdout)["rows"]}
 
 
 def test_a_sound_script_has_no_fault(tmp_path: Path) -> None:
-    code, rows = rehearse(tmp_path, "sound_plain.py", "--only", "term")
+    code, rows = rehearse(tmp_path, "sound_plain", "--only", "term")
     assert code == 0
     assert {name for name, row in rows.items() if row["verdict"] != "ok"} == {
         "samples",
         "order",
-    }  # it has no DataLoader
+    }  # without a DataLoader
     assert {"save-term", "resume-optimizer", "same-checkpoint", "ranks"} <= {*rows}
 
 
 def test_the_fault_of_a_script_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("job") / "ddpctl.yaml"
     file.write_text("job:\n  nodes: 3\n  spares: 1\n  checkpoint_copies: 2\n")  # not for this machine
-    code, rows = rehearse(tmp_path, "optimizer_lost.py", "--only", "kill-rank", "--file", str(file))
+    code, rows = rehearse(tmp_path, "optimizer_lost", "--only", "kill-rank", "--file", str(file))
     assert code == 1
     assert {name for name, row in rows.items() if row["verdict"] == "fault"} == {"resume-optimizer"}
     assert rows["resume-optimizer"]["mend"]
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_bytes((SCRIPTS / "sound_plain.py").read_bytes())
+    (tmp_path / "train.py").write_text(script_of("sound_plain"))
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     command = [*DDPCTL, "rehearse", *ONE_NODE, "--", "train.py"]
@@ -55,16 +56,13 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         process.communicate(timeout=60)
     assert process.returncode == 130
     assert not any(temporary.iterdir())
-    mark = f"{temporary}/".encode()
-    wait_until(lambda: not any(mark in path.read_bytes() for path in environments()), "the end of all processes")
+    mark = f"{temporary}/"
+    wait_until(lambda: not [line for line in command_lines() if mark in line], "the end of all processes")
 
 
-def environments() -> list[Path]:
-    readable = []
+def command_lines() -> list[str]:
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            path.read_bytes()
-        except OSError:
-            continue
-        readable.append(path)
-    return readable
+        with suppress(OSError):  # the process has ended
+            lines.append(path.read_bytes().decode(errors="replace"))
+    return lines

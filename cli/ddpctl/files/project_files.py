@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 IGNORE = ".ddpignore"
+MAX_BYTES = 200_000_000  # of a project that is copied
 RSYNC = "rsync  version 3."  # how the output of rsync --version begins, but not that of openrsync, which has no --info
 _NAMED = 4  # how many of the omitted files are named
 _SECTION = "/"
@@ -35,6 +36,10 @@ git ls-files -z --others --exclude-standard "$@"; end
 git ls-files -z --cached --others --ignored --exclude-per-directory={IGNORE}; end
 git ls-files -z --others --ignored --directory --exclude-standard "$@"; end
 """
+# Prints the fields of the Project in the current folder.
+LIST_ARGV = (
+    "bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.files.project_files', sys.executable
+)  # fmt: skip
 
 
 def file_state(size: int, modified: str, mode: int) -> str:

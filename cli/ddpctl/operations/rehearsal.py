@@ -12,12 +12,11 @@ from typing import Any
 from ddpctl.command import Command, once
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError, writing
 from ddpctl.files.images import human_size
-from ddpctl.files.project_files import LIST
+from ddpctl.files.project_files import LIST_ARGV, MAX_BYTES
 from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
 from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import parse_json
 
-MAX_BYTES = 200 << 20  # of a project, as for SSH hosts: each node gets a copy
 TIME_LIMIT_S = 3600.0
 END_S, POLL_S = 10.0, 0.1  # for processes that are being killed
 DEFAULT_GRACE_S = 30.0  # ddprun's
@@ -63,8 +62,7 @@ def rehearse(
 
 def _files(context: AppContext, links: Sequence[str]) -> list[str]:
     """Return the project's files that each node gets. Raises ConfigError if they are too large."""
-    look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.files.project_files', sys.executable)
-    listing = context.executor.perform(once(Command(argv=look, cwd=str(Path.cwd()))))
+    listing = context.executor.perform(once(Command(argv=LIST_ARGV, cwd=str(Path.cwd()))))
     listing.check("cannot list the project's files")
     project: Any = parse_json(listing.stdout)
     is_linked = [name for name in project["sizes"] if any(Path(name).is_relative_to(link) for link in links)]

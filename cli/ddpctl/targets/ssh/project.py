@@ -10,18 +10,16 @@ change the files of the run.
 
 import hashlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ddpctl.command import UNREACHED, Command, FilePart, Host, Output, Transfer, Verb, path_word
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.files.images import human_size
-from ddpctl.files.project_files import IGNORE, LIST, RSYNC, file_state
+from ddpctl.files.project_files import IGNORE, LIST_ARGV, MAX_BYTES, RSYNC, file_state
 from ddpctl.job.launch_plan import counted
 from ddpctl.targets.ssh.scripts import run_path
 
-MAX_BYTES = 200_000_000
 _LITTLE = 1_000_000  # bytes; a smaller archive is a text for the existing connection: a new one would take longer
 LIST_S, PACK_S = 120.0, 600.0
 STALL_S = 120.0
@@ -86,8 +84,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     ``run_dir``: the run's folder on this machine, for temporary files.
     """
     tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
-    look = ("bash", "-o", "pipefail", "-c", f'{{\n{LIST}}} | "$0" -P -m ddpctl.files.project_files', sys.executable)
-    here = Command(argv=look, cwd=cwd, probe=True, timeout_s=LIST_S)
+    here = Command(argv=LIST_ARGV, cwd=cwd, probe=True, timeout_s=LIST_S)
     listed, *answers = yield (here, *(_look_there(host, tree) for host in hosts))
     project = _project(cwd, listed)
     check_all(hosts, answers, "its copy of the project cannot be read")
