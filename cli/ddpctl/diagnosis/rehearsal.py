@@ -6,7 +6,7 @@ process before it had after some step, so the step is known whatever the script 
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,11 +97,16 @@ def _resume(title: str, before: Mapping[int, Facts], after: Mapping[int, Facts],
     return Resume(title=title, before=before, after=after, run=run, steps=steps) if after else None
 
 
-def _ranks(run: Facts, attempt: int = 1) -> dict[int, Facts]:
-    """Return the processes of an attempt that took steps, by rank."""
-    processes = (process for process in run.get("processes", ()) if process["begin"])
-    own = (process for process in processes if process["start"][0]["attempt"] == attempt)
-    return {process["rank"]: {**process, "step": _without_evaluations(process)} for process in own}
+def _ranks(run: Facts, number: int = 1) -> dict[int, Facts]:
+    """Return the processes of the first start (or a later one, by ``number``) in which ranks took steps, by rank.
+
+    The number of the attempt would not tell the starts apart: a single node that was killed begins again with 1.
+    """
+    starts = defaultdict[int, list[Facts]](list)
+    for process in sorted(run.get("processes", ()), key=lambda process: process["start"][0]["time"]):
+        if process["begin"]:
+            starts[process["rank"]].append({**process, "step": _without_evaluations(process)})
+    return {rank: processes[number - 1] for rank, processes in starts.items() if len(processes) >= number}
 
 
 def _without_evaluations(process: Facts) -> list[Facts]:

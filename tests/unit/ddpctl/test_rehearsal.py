@@ -41,7 +41,7 @@ def process(rank: int, first: int = 0, last: int = STEPS, *, attempt: int = 1) -
     saves = [step - first for step in own if rank == 0 and step % EVERY == 0]
     return {
         "rank": rank,
-        "start": [{"start": rank, "time": 1.0, "attempt": attempt}],
+        "start": [{"start": rank, "time": float(attempt), "attempt": attempt}],
         "group": [{"group": rank, "time": 1.0, "world": WORLD}],
         "loader": [{"loader": "DataLoader", "time": 1.0}],
         "begin": [{"begin": 0, "time": 2.0, "batches": 1 + first % BATCHES, **state(first)}],
@@ -362,6 +362,12 @@ def test_a_second_run_with_fewer_steps_leaves_unknown_what_compares_runs() -> No
     answers = verdicts(runs)
     assert {answers[name] for name in ("repeatable", "resume", "kill-rank", "save-term")} == {"unknown"}
     assert "fault" not in answers.values()
+
+
+def test_a_node_that_was_killed_may_begin_again_with_its_first_attempt() -> None:
+    runs = sound()
+    each(runs, "start", lambda start: start.update(attempt=1), ("kill-node", ""))
+    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
 
 
 def test_what_could_not_be_recorded_is_unknown() -> None:
