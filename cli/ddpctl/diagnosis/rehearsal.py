@@ -236,6 +236,8 @@ def _samples(facts: Rehearsal) -> Judgement:
         return "unknown", why
     if facts.is_sharded and all(batches == ranks[min(ranks)] for ranks in epochs for batches in ranks.values()):
         return "unknown", "all ranks read the same batches, as tensor parallelism does"
+    if len({len(process["step"]) for process in facts.plain.values()}) > 1:
+        return "unknown", "the ranks took different numbers of steps, so their epochs cannot be compared"
     for number, ranks in enumerate(epochs, 1):
         own = [Counter(index for batch in batches for index in batch) for batches in ranks.values()]
         batch, counts = max(len(batch) for batches in ranks.values() for batch in batches), sum(own, Counter())

@@ -370,6 +370,14 @@ def test_a_node_that_was_killed_may_begin_again_with_its_first_attempt() -> None
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
 
 
+def test_epochs_of_ranks_with_different_numbers_of_steps_are_not_compared() -> None:
+    runs = sound()
+    for key in (("plain", ""), ("again", "")):
+        late = runs[key]["processes"][1]  # it has loaded what rank 0 has saved in the same run
+        late["step"], late["epoch"] = late["step"][BATCHES:], late["epoch"][1:]
+    assert verdicts(runs)["samples"] == "unknown"
+
+
 def test_what_could_not_be_recorded_is_unknown() -> None:
     runs = sound()
     runs["plain", ""]["processes"][0]["error"].append({"error": "_on_batch: TypeError()", "time": 1.0})
