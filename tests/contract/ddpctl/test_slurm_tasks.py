@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.contract.ddpctl.worlds import World
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands import explain
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.runs import run_store
-from ddpctl.runs.run_store import Run
 from ddpwire.run_files import NodeState, Outcome
 
 OUTCOMES = {
@@ -28,10 +28,8 @@ def test_a_printed_command_for_a_task_prints_only_this_task(world: Callable[[str
     job = JobSpec(nodes="2", gpus=1, device="cpu", grace=5, command=("train.py",))
     handle = {"job": "7", "dir": str(folder), "workdir": str(there.folder), "tasks": ["0", "2"]}
     options = {"array": "0,2", "python": str(there.bin / "python")}
-    record = Run(
-        name="night", created=1000.0, target="there", kind="slurm", options=options, job=job, cwd=str(there.folder),
-        folder=str(folder), checkpoint_dir=f"{folder}/checkpoints", version="0.1.0", handle=handle,
-    )  # fmt: skip
+    place = {"cwd": str(there.folder), "folder": str(folder), "handle": handle}
+    record = run_of(target="there", kind="slurm", options=options, job=job, **place)
     run_store.save(record)
     for task, outcome in OUTCOMES.items():
         for node in (0, 1):

@@ -18,6 +18,7 @@ from tests import forks
 from tests.in_process import Ended
 from tests.in_process import ddpctl as call
 from tests.unit.ddpctl.kaggle_answers import stand_in
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import UNREACHED, Command, Output, process_line
 from ddpctl.execution import executor
@@ -214,9 +215,8 @@ class World:
         """A launch that has a record and no nodes yet: it continues, or was killed."""
         folder = run_store.create(self.runs, "night")
         job = JobSpec(**(self.job | {"nodes": str(self.job.get("nodes", 1))}), command=("train.py", "wait"))
-        record = Run(name="night", created=1000.0, target="there", kind=self.kind, options=dict(self.options), job=job,
-                     cwd=str(self.folder), folder=str(folder), checkpoint_dir=f"{folder}/checkpoints",
-                     version="0.1.0", uid="c0ffee")  # fmt: skip
+        place = {"cwd": str(self.folder), "folder": str(folder)}
+        record = run_of(target="there", kind=self.kind, options=dict(self.options), job=job, uid="c0ffee", **place)
         run_store.save(record)
         if not alive:
             (folder / "launch.lock").touch()

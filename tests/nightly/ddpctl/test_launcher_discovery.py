@@ -1,18 +1,19 @@
 """The files from which a Prometheus learns where the runs are."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.ddpctl.test_launcher_discovery import ENDED, TRAINING, run
+from tests.unit.ddpctl.test_launcher_discovery import ENDED, RUN, TRAINING
 
 from ddpctl.operations import launcher
 from ddpwire.run_files import MetricsTarget, is_targets_file_of, targets_file_name, targets_text
 
+LOCAL = replace(RUN, kind="local", handle={})
+
 
 def test_targets_that_nodes_register_themselves_are_only_removed(tmp_path: Path) -> None:
-    launcher.update_discovery(
-        tmp_path, [(run("night", "local"), TRAINING), (run("night", "kubernetes", logs="x"), TRAINING)]
-    )
+    launcher.update_discovery(tmp_path, [(LOCAL, TRAINING), (replace(RUN, kind="kubernetes"), TRAINING)])
     assert list(tmp_path.iterdir()) == []
     folder = tmp_path / ".targets"
     folder.mkdir()
@@ -26,15 +27,13 @@ def test_targets_that_nodes_register_themselves_are_only_removed(tmp_path: Path)
     )
     for name in names:
         (folder / name).write_text("[]")
-    launcher.update_discovery(tmp_path, [(run("night", "local"), ENDED)])
+    launcher.update_discovery(tmp_path, [(LOCAL, ENDED)])
     assert sorted(path.name for path in folder.iterdir()) == ["night-2.json", "nightmare.json", "x.txt"]
 
 
 def test_a_targets_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / ".targets").write_text("in the way")
-    launcher.update_discovery(
-        tmp_path, [(run("night", "ssh", logs="x"), TRAINING), (run("night", "ssh", logs="x"), ENDED)]
-    )
+    launcher.update_discovery(tmp_path, [(RUN, TRAINING), (RUN, ENDED)])
 
 
 def test_a_targets_file_is_named_after_its_job_and_node() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl.records import run_of
 from tests.unit.ddpctl.test_ranks import JOB, plan_of
 
 from ddpctl.errors import UsageError
@@ -12,7 +13,6 @@ from ddpctl.job.launch_plan import title, unused_gpus
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook import launch
 from ddpctl.runs import run_store
-from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 
 
@@ -24,20 +24,13 @@ def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> N
 
 
 def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
-    run = Run(
-        name="night", created=1.0, target="local", kind="local", options={}, job=replace(JOB, ranks=2), cwd="/project",
-        folder="/runs/night", checkpoint_dir="/ckpt", version="0.1.0",
-    )  # fmt: skip
+    run = run_of(job=replace(JOB, ranks=2))
     assert LogQuery(ranks=(1, 2, 3)).places(run) == ((0, (1,)), (1, (2, 3)))
 
 
 def test_a_record_of_a_version_without_ranks_has_one_for_each_gpu(tmp_path: Path) -> None:
-    run = Run(
-        name="night", created=1.0, target="local", kind="local", options={}, job=JOB, cwd="/project",
-        folder=str(tmp_path / "night"), checkpoint_dir="/ckpt", version="0.1.0",
-    )  # fmt: skip
     run_store.create(tmp_path, "night")
-    run_store.save(run)
+    run_store.save(run_of(job=JOB, folder=str(tmp_path / "night")))
     file = tmp_path / "night" / "run.json"
     record = json.loads(file.read_text())
     assert record["job"].pop("ranks", "missing") is None

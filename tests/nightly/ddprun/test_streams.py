@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests import forks
 from tests.contract.ddprun.test_output import check_bytes_of_one_rank
-from tests.terminal import Session
+from tests.nightly.ddprun.terminal import Session
 
 from ddprun.ranks.termination import SAME_REQUEST_S
 

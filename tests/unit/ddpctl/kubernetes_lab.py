@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.unit.ddpctl import records
 from tests.unit.ddpctl.answers import Answer
 
 from ddpctl.command import Command, Output, shell_line
@@ -60,19 +61,8 @@ def draft_of(job: JobSpec = JOB, options: KubernetesOptions | None = None, **res
 
 
 def run_of(name: str = "digits-otter", *, job: JobSpec = JOB, workload: str = "pytorchjob", **options: Any) -> Run:
-    return Run(
-        name=name,
-        created=1000.0,
-        target="lab",
-        kind="kubernetes",
-        options=options,
-        job=job,
-        cwd="/project",
-        folder=f"/state/{name}",
-        checkpoint_dir=f"/state/{name}/checkpoints",
-        version="0.1.0",
-        handle={"workload": workload, "context": "lab", "namespace": "ml"},
-    )
+    handle = {"workload": workload, "context": "lab", "namespace": "ml"}
+    return records.run_of(name, kind="kubernetes", options=options, job=job, folder=f"/state/{name}", handle=handle)
 
 
 def as_run(path: str, run: str, old: str) -> Output:

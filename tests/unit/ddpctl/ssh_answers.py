@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.unit.ddpctl.answers import OK, Answer, perform
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import NotStartedError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
-from ddpctl.runs.run_store import Run
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.target import SshTarget
 
@@ -22,18 +22,8 @@ JOB = JobSpec(name="digits", nodes="2", gpus=2, env={"A": "b c"}, image="ddpctl:
 PLAN = Plan(name="night", job=JOB, cwd="/project", folder="/s/night", checkpoint_dir="/s/night/checkpoints")
 ID = "sha256:" + "a" * 64
 GPUS = ("GPU-0", "GPU-1", "GPU-2")
-RUN = Run(
-    name="night",
-    created=1000.0,
-    target="boxes",
-    kind="ssh",
-    options={},
-    job=JOB,
-    cwd="/project",
-    folder="/s/night",
-    checkpoint_dir="box1:~/.ddpctl/runs/night/checkpoints",
-    version="0.1.0",
-)
+ON_BOX1 = "box1:~/.ddpctl/runs/night/checkpoints"
+RUN = run_of(target="boxes", kind="ssh", job=JOB, cwd="/project", folder="/s/night", checkpoint_dir=ON_BOX1)
 
 
 def inspected(image_id: str = ID, digests: tuple[str, ...] = ()) -> str:

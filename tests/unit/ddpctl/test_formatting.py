@@ -4,6 +4,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tests.unit.ddpctl.records import run_of
+
 from ddpctl.commands import formatting
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
@@ -11,20 +13,7 @@ from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
 from ddpctl.runs.run_store import Run
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 
-RUN = Run(
-    name="night",
-    created=time.time(),
-    target="here",
-    kind="local",
-    options={},
-    job=JobSpec(name="night", nodes="1", gpus=2, command=("train.py",)),
-    cwd="/p",
-    folder="/runs/night",
-    checkpoint_dir="/runs/night/checkpoints",
-    version="0.1.0",
-)
-
-
+RUN = run_of(created=time.time(), job=JobSpec(name="night", nodes="1", gpus=2, command=("train.py",)))
 NODE = NodeState(
     run="night",
     node=0,
@@ -34,8 +23,6 @@ NODE = NodeState(
     metrics="http://127.0.0.1:9/metrics",
     ranks=tuple(RankProcess(rank=rank, local_rank=rank, pid=4800 + rank, log="/l") for rank in (0, 1)),
 )
-
-
 DONE = Outcome(code=0, cause="ok", message="every rank exited with 0")
 
 

@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook import session
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
-from ddpctl.runs.run_store import Run
 from ddprun.settings import node_config
 from ddprun.settings.node_config import Deadline
 from ddpwire import kaggle
@@ -69,12 +69,8 @@ def write_run(
     (folder / "checkpoints").mkdir(parents=True)
     for step in steps:
         (folder / "checkpoints" / f"step-{step:08}.pt").write_text(f"step {step} of {folder.name}")
-    run = Run(
-        name=folder.name, created=created, target="local", kind="local", options={}, job=JobSpec(command=command),
-        cwd=cwd,
-        folder=str(folder), checkpoint_dir=checkpoint_dir, version="0",
-    )  # fmt: skip
-    run_store.save(run)
+    place = {"cwd": cwd, "folder": str(folder), "checkpoint_dir": checkpoint_dir}
+    run_store.save(run_of(folder.name, created=created, job=JobSpec(command=command), **place))
 
 
 def test_a_former_versions_run_is_brought_to_the_working_folder(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Output, write_file
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
-from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.options import KaggleOptions
@@ -25,23 +25,14 @@ JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
 PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints")
 KERNEL = "ann/ddpctl-night"
 URL = f"https://www.kaggle.com/code/{KERNEL}"
-RUN = Run(
-    name="night", created=1000.0, target="kaggle", kind="kaggle", options={}, job=JOB, cwd="/p", folder="/r/night",
-    checkpoint_dir=f"{KERNEL}:runs/night/checkpoints", version="0",
-    handle={"kernel": KERNEL, "version": "1", "url": URL, "logs": URL},
-)  # fmt: skip
-
-
+HANDLE = {"kernel": KERNEL, "version": "1", "url": URL, "logs": URL}
+RUN = run_of(kind="kaggle", job=JOB, checkpoint_dir=f"{KERNEL}:runs/night/checkpoints", handle=HANDLE)
 STATUS = Command(argv=("kaggle", "kernels", "status", KERNEL), timeout_s=60)
 LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
 SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
 NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
-
-
 WHEEL, VIEW, PUSH, CAT = "ddpctl.files.own_wheel", "kaggle config view", "kernels push", "cat "
-
-
 # What the client and this machine answer, by a part of the command line.
 ANSWERS: Mapping[str, Answer] = {
     WHEEL: Output(returncode=0, stdout="d2hlZWw=\n"),
@@ -50,8 +41,6 @@ ANSWERS: Mapping[str, Answer] = {
     "cat train.py": Output(returncode=0, stdout="import model\n"),
     "cat model.py": Output(returncode=0, stdout="LAYERS = 3\n"),
 }
-
-
 SCRIPT = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1"), max_restarts=0, hang_timeout=900))
 
 
@@ -87,7 +76,7 @@ def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
     ]
     assert asked[-1].argv[:-1] == argv("push")[:-1]
     assert submission == Submission(
-        handle={"kernel": KERNEL, "version": "1", "url": URL, "logs": URL},
+        handle=HANDLE,
         note=submission.note,
         checkpoint_dir=f"{KERNEL}:runs/night/checkpoints",
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import typer
 from tests.in_process import ddpctl, verbs
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
 from ddpctl.errors import DdpctlError
 from ddpctl.job.launch_plan import Request
-from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
@@ -62,19 +62,7 @@ OWN = [
     ("doctor", "--doctor", ["doctor", "start resumes= wait_s=None attached=True", "follow"]),
     ("dry_run", "--dry-run", ["dry run"]),
 ]
-RUN = Run(
-    name="night",
-    job=JobSpec(),
-    cwd="/p",
-    folder="/r/night",
-    checkpoint_dir="/r/night/checkpoints",
-    created=1000.0,
-    target="local",
-    kind="local",
-    options={},
-    version="0",
-    handle={"port": "1"},
-)
+RUN = run_of(handle={"port": "1"})
 
 
 @pytest.fixture

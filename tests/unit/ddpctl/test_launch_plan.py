@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.job.launch_plan import Plan, command_line, contract, ddprun_args, program, script_of, title
 from ddpctl.job.spec import JobSpec, check_command
 from ddpctl.operations import launcher
-from ddpctl.runs.run_store import Run
 
 PROGRAMS = {
     (): ("-m", "ddptrain"),
@@ -90,10 +90,7 @@ def test_the_contract_and_arguments_of_a_node() -> None:
 def test_the_nodes_are_told_which_run_they_resume_if_only_they_see_its_checkpoints(
     handle: dict[str, object], job: JobSpec, resumes: tuple[str, ...]
 ) -> None:
-    old = Run(
-        name="night", created=1.0, target="t", kind="ssh", options={}, job=job, cwd="/p", folder="/r/night",
-        checkpoint_dir="box1:/c", version="0.1.0", handle=handle,
-    )  # fmt: skip
+    old = run_of(kind="ssh", job=job, handle=handle)
     request = launcher.Request(job=job, target="t", kind="ssh", options=None, why="", cwd="/p", resumes=old)
     assert ddprun_args(launcher.plan_of(request, "night-2", Path("/r/night-2")))[-len(resumes) - 2 : -2] == resumes
 

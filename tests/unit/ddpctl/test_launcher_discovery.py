@@ -3,27 +3,12 @@
 import json
 from pathlib import Path
 
+from tests.unit.ddpctl.records import run_of
+
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.runs.run_status import NodeReport, RunStatus
-from ddpctl.runs.run_store import Run
 from ddpwire.run_files import NodeState
-
-
-def run(name: str, kind: str, **handle: str) -> Run:
-    return Run(
-        name=name,
-        created=0.0,
-        target=kind,
-        kind=kind,
-        options={},
-        job=JobSpec(nodes="2"),
-        cwd="/",
-        folder=f"/runs/{name}",
-        checkpoint_dir="/ckpt",
-        version="1",
-        handle=handle,
-    )
 
 
 def node(number: int, metrics: str | None, *, alive: bool = True) -> NodeReport:
@@ -38,17 +23,18 @@ TRAINING = RunStatus(
     nodes=(node(0, "http://10.0.0.1:9500/metrics"), node(1, None), node(2, "http://10.0.0.3:9500/m", alive=False)),
 )
 ENDED = RunStatus(run="night", state="succeeded", message="")
+RUN = run_of(kind="ssh", job=JobSpec(nodes="2"), handle={"logs": "x"})
 
 
 def test_a_run_on_other_machines_is_a_target_while_it_lives(tmp_path: Path) -> None:
     path = tmp_path / ".targets" / "night.json"
-    launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), TRAINING)])
+    launcher.update_discovery(tmp_path, [(RUN, TRAINING)])
     assert json.loads(path.read_text()) == [
         {"targets": ["10.0.0.1:9500"], "labels": {"job_id": "night", "launcher": "ssh", "node": "0"}}
     ]
     assert path.stat().st_mode & 0o777 == 0o644
     written = path.stat().st_mtime_ns
-    launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), TRAINING)])
+    launcher.update_discovery(tmp_path, [(RUN, TRAINING)])
     assert path.stat().st_mtime_ns == written  # Prometheus need not read it again
-    launcher.update_discovery(tmp_path, [(run("night", "ssh", logs="x"), ENDED)])
+    launcher.update_discovery(tmp_path, [(RUN, ENDED)])
     assert list(path.parent.iterdir()) == []

@@ -7,41 +7,26 @@ from types import MappingProxyType
 
 import pytest
 from tests.unit.ddpctl.answers import OK, Answer, matching, only, perform
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.launch_plan import CHECK_PYTHON, Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
-from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.local import LocalOptions, LocalTarget
 
 TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"), {})
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
 PLAN = Plan(name="digits-otter", job=JOB, cwd="/project", folder="/runs/digits-otter", checkpoint_dir="/ckpt")
-RUN = Run(
-    name="digits-otter",
-    created=1000.0,
-    target="local",
-    kind="local",
-    options={},
-    job=JOB,
-    cwd="/project",
-    folder="/runs/digits-otter",
-    checkpoint_dir="/ckpt",
-    version="0.1.0",
-)
-
-
+RUN = run_of("digits-otter", job=JOB)
 NONE = Output(returncode=127)
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
 START = "-m ddprun --grace"  # a part of the command that starts a node
 CHECK = "find_spec"  # of the check of the interpreter
-
-
 ANSWERS: dict[str, Answer] = {
     "ddprun.nodectl gpus": OK,
     "ddprun.nodectl port": PORT,

@@ -1,11 +1,13 @@
 """What a cell shows of its run's log, and which earlier run it continues from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import pytest
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.errors import UsageError
 from ddpctl.execution.executor import Executor
@@ -14,7 +16,6 @@ from ddpctl.notebook import session
 from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
-from ddpctl.runs.run_store import Run
 
 
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,14 +36,9 @@ def write_run(root: Path, name: str, created: float, program: Program | None = N
     """A run of a function, or with a command in ``fields``."""
     handle = {session.FUNCTION: program.name, session.SOURCE: program.source} if program else {}
     command = fields.pop("command", ("train",))
-    values = {"cwd": str(root), "kind": "local"} | fields
+    values = {"cwd": str(root), "folder": str(root / name), "handle": handle} | fields
     (root / name).mkdir()
-    run_store.save(
-        Run(
-            name=name, created=created, target="local", options={}, job=JobSpec(command=command), version="0",
-            folder=str(root / name), checkpoint_dir=str(root / name / "checkpoints"), handle=handle, **values,
-        )
-    )  # fmt: skip
+    run_store.save(run_of(name, created=created, job=JobSpec(command=command), **values))
 
 
 def cells_function(name: str) -> Callable[..., Any]:
@@ -69,8 +65,8 @@ def newest(context: AppContext, program: Callable[..., Any] | str) -> str | None
 
 def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path) -> None:
     write_run(tmp_path, "night", 1.0, kind="slurm")
-    record = run_store.load(tmp_path, "night")
-    run_store.save(Run(**{**vars(record), "handle": {"logs": "hpc:/runs/night"}, "checkpoint_dir": "/runs/night/c"}))
+    elsewhere = {"handle": {"logs": "hpc:/runs/night"}, "checkpoint_dir": "/runs/night/c"}
+    run_store.save(replace(run_store.load(tmp_path, "night"), **elsewhere))
     with pytest.raises(UsageError) as refused:
         session._resumed(context, "night", Program("train()", ""))
     assert ("resume='night'" in str(refused.value), "/runs/night/c" in str(refused.value)) == (True, True)

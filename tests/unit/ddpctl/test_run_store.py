@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
 from ddpctl.job.launch_plan import Request
@@ -21,21 +22,9 @@ from ddpwire.run_files import Outcome
 
 def make(root: Path, name: str, created: float) -> Run:
     folder = run_store.create(root, name)
-    run = Run(
-        name=name,
-        created=created,
-        target="here",
-        kind="local",
-        options={"python": ""},
-        job=JobSpec(name="digits", nodes="1:2", command=("train.py", "é b"), env={"A": "b"}, port=4000),
-        cwd="/p",
-        folder=str(folder),
-        checkpoint_dir=str(folder / "checkpoints"),
-        version="0.1.0",
-        uid="0a1b2c3d4e5f",
-        user="ann",
-        handle={"port": "4000"},
-    )
+    job = JobSpec(name="digits", nodes="1:2", command=("train.py", "é b"), env={"A": "b"}, port=4000)
+    launched = {"uid": "0a1b2c3d4e5f", "user": "ann", "handle": {"port": "4000"}, "options": {"python": ""}}
+    run = run_of(name, created=created, job=job, folder=str(folder), **launched)
     run_store.save(run)
     return run
 

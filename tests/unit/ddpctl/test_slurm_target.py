@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pytest
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.answers import Answer, only, perform
+from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
@@ -21,37 +22,16 @@ from ddpctl.targets.slurm.target import SlurmTarget
 UID = "1f2a3b4c5d6e"
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
 PLAN = Plan(name="night", job=JOB, cwd="/p", folder="/r/night", checkpoint_dir="/r/night/checkpoints", uid=UID)
-RUN = Run(
-    name="night",
-    created=1000.0,
-    target="hpc",
-    kind="slurm",
-    options={},
-    job=JOB,
-    cwd="/p",
-    folder="/r/night",
-    checkpoint_dir="/r/night/checkpoints",
-    version="0.1.0",
-    handle={"job": "7", "dir": "/r/night", "workdir": "/p"},
-)
-
-
+HANDLE = {"job": "7", "dir": "/r/night", "workdir": "/p"}
+RUN = run_of(target="hpc", kind="slurm", job=JOB, folder="/r/night", handle=HANDLE)
 DEFAULTS = SlurmOptions()
-
-
 NONE, GONE = Output(returncode=1), Output(returncode=127)
-
-
 FAILED = "sbatch: error: Batch job submission failed: "
 TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",
 )
-
-
 SENT = Output(returncode=0, stdout="7\n")
-
-
 ANSWERS: dict[str, Answer] = {
     "printenv HOME": Output(returncode=0, stdout="/home/me\n"),
     "--test-only": TESTED,

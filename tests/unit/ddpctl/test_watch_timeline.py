@@ -1,12 +1,11 @@
 """Where a run's time went, from its nodes' events; and how it is drawn."""
 
-from pathlib import PurePath
 from types import MappingProxyType
 
+from tests.unit.ddpctl.records import run_of
+
 from ddpctl.commands.timeline import lines
-from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus, State
-from ddpctl.runs.run_store import Run
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
     Span,
@@ -103,27 +102,9 @@ def test_a_stop_that_was_asked_for_is_no_loss() -> None:
 
 
 def timeline(events: list[Event], spans: tuple[Span, ...], status: RunStatus) -> Timeline:
-    run = Run(
-        name="night",
-        created=100,
-        target="local",
-        kind="local",
-        options={},
-        job=JobSpec(),
-        cwd="/p",
-        folder=str(PurePath("/s/night")),
-        checkpoint_dir="/s/night/checkpoints",
-        version="0.1.0",
-    )
-    return Timeline(
-        run=run,
-        status=status,
-        now=200,
-        events=tuple(events),
-        history=NOBODY,
-        spans=spans,
-        environments=MappingProxyType({}),
-    )
+    run = run_of(created=100, target="local", folder="/s/night")
+    known = {"events": tuple(events), "history": NOBODY, "environments": MappingProxyType({})}
+    return Timeline(run=run, status=status, now=200, spans=spans, **known)
 
 
 def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
