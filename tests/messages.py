@@ -1,6 +1,10 @@
 """What a message must name, whatever its words are."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 
 
 def assert_names(message: object, *facts: object) -> None:
@@ -8,3 +12,12 @@ def assert_names(message: object, *facts: object) -> None:
     text = str(message)
     missing = [fact for fact in map(str, facts) if not re.search(rf"(?<!\w){re.escape(fact)}(?!\w)", text)]
     assert not missing, f"{missing} not in {text!r}"
+
+
+@contextmanager
+def refused(kind: type[BaseException], *facts: object, code: int | None = None) -> Iterator[None]:
+    """Expect an error of this kind that names these facts, and has the exit code if one is given."""
+    with pytest.raises(kind) as raised:
+        yield
+    assert code is None or raised.value.code == code  # type: ignore[attr-defined]
+    assert_names(raised.value, *facts)

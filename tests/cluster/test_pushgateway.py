@@ -70,9 +70,3 @@ def test_absent_pushgateway_does_not_change_the_exit_code(tmp_path: Path) -> Non
     done = run("", environ={"DDP_PUSHGATEWAY": "http://127.0.0.1:9"}, folder=tmp_path)
     assert done.returncode == 0
     assert re.search(r"^\[node0\] .*Pushgateway http://127.0.0.1:9: .*refused", done.stderr, re.M)
-
-
-def test_pushgateway_that_is_no_address_is_refused(tmp_path: Path) -> None:
-    done = run("", "--pushgateway", "over there", environ={}, folder=tmp_path)
-    assert done.returncode == 78
-    assert "--pushgateway is 'over there'" in done.stderr

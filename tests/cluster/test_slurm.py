@@ -200,35 +200,3 @@ def test_job_of_a_lost_node_is_requeued_and_resumes(site: Site) -> None:
     queued = max(index for index, phase in enumerate(seen) if phase == "queue")
     assert "training" in seen[:queued]
     assert seen[queued + 1 :][:2] == ["start", "preflight"]
-
-
-COMMANDS = """\
-job:
-  nodes: 2
-  gpus: 1
-  max_restarts: 0
-  node_setup: ['echo "$NODE_RANK setup" >>$NAME; exit $SETUP']
-  node_teardown: ['echo "$NODE_RANK teardown $DDP_EXIT_CODE" >>$NAME; exit 9']
-  command: [act.py]
-target: slurm
-"""
-ACT = """\
-import os, sys
-print(os.environ["NODE_RANK"], "rank", file=open(os.environ["NAME"], "a"))
-sys.exit(int(os.environ["CODE"]))
-"""
-
-
-def test_node_commands_run_before_and_after_the_ranks_of_each_node(site: Site) -> None:
-    (site.folder / "ddpctl.yaml").write_text(COMMANDS)
-    (site.folder / "act.py").write_text(ACT)
-    for name, setup, code, ended in (("good", 0, 0, 0), ("bad", 0, 3, 3), ("unset", 23, 0, 23)):
-        values = {"NAME": name, "SETUP": setup, "CODE": code}
-        done = site.run("launch", "--name", name, *(f"--env={key}={value}" for key, value in values.items()))
-        assert done.returncode == ended, done.stdout + done.stderr
-        lines = (site.folder / name).read_text().splitlines()
-        assert sorted(lines[-2:]) == [f"0 teardown {ended}", f"1 teardown {ended}"]
-        assert sorted(lines[:2]) == ["0 setup", "1 setup"]
-        assert sorted(lines[2:-2]) == ([] if setup else ["0 rank", "1 rank"])
-        outcome = read_outcome((site.folder / "state" / name / "node-1" / "outcome.json").read_text())
-        assert (outcome.code, outcome.cause) == (ended, {0: "ok", 3: "error", 23: "setup"}[ended])

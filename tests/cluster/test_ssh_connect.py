@@ -7,11 +7,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fingerprint, free_port, make_key
+from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fingerprint, free_port
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import ConfigError
@@ -137,47 +136,6 @@ def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
 
     lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
     assert "inner -> gate -> inner" in lab.run(ask)[0].stderr
-
-
-def test_revoked_host_key_is_refused_and_one_among_several_is_accepted(lab: Lab, tmp_path: Path) -> None:
-    here, there = lab.boxes
-    other = make_key(tmp_path / "rsa", "rsa")
-    lab.person.known_hosts.write_text("")
-    lab.person.trusts(here.known_name, other)  # another kind of key comes first
-    lab.person.trusts(here.known_name, here.host_key)
-    revoked = " ".join(there.host_key.split()[:2])
-    with lab.person.known_hosts.open("a") as file:
-        file.write(f"{there.known_name} {revoked}\n@revoked * {revoked}\n")
-    lab.configure("")
-    ask = [Command(argv=("true",), host=lab.host(number)) for number in (0, 1)]
-    accepted, refused = lab.run(*ask)
-    assert accepted == Output(returncode=0)
-    assert (refused.returncode, fingerprint(there.host_key) in refused.stderr) == (255, True)
-    assert "revoked" in refused.stderr
-
-
-def test_a_second_factor_is_named_and_nobody_is_asked(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
-    here = lab.boxes[0]
-    config = (here.folder / "sshd_config").read_text()
-    changed = config.replace("PasswordAuthentication no", "PasswordAuthentication yes")
-    (here.folder / "sshd_config").write_text(f"{changed}AuthenticationMethods publickey,password\n")
-    here.start()
-    (refused,) = lab.run(Command(argv=("true",), host=lab.host()))
-    assert refused.returncode == 255
-    assert ["accepts the key" in refused.stderr, "AuthenticationMethods" in refused.stderr] == [True, True]
-    assert capfd.readouterr() == ("", "")  # paramiko would ask on stdout, and read stdin
-
-
-def test_a_key_that_cannot_be_read_and_a_known_hosts_that_keeps_nothing_are_named(lab: Lab, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n")
-    host = replace(lab.host(), key=str(tmp_path / "key"))
-    (unread,) = lab.run(Command(argv=("true",), host=host))
-    assert (unread.returncode, str(tmp_path / "key") in unread.stderr) == (255, True)
-    assert "ssh-keygen -p -f" in unread.stderr
-    lab.configure("Host *\n  UserKnownHostsFile /dev/null\n")
-    (untrusted,) = lab.run(Command(argv=("true",), host=lab.host()))
-    assert (untrusted.returncode, fingerprint(lab.boxes[0].host_key) in untrusted.stderr) == (255, True)
-    assert "UserKnownHostsFile" in untrusted.stderr
 
 
 def test_a_lost_connection_is_made_anew(lab: Lab) -> None:

@@ -38,18 +38,3 @@ def test_profile_names_the_slow_rank_of_two_nodes_and_its_line(tmp_path: Path) -
     finally:
         ddpctl("stop", "--kill", "uneven")
     assert in_process("profile", "uneven").returncode == 69  # no rank runs
-
-
-def test_the_only_rank_of_a_run_is_recorded_without_a_process_group(tmp_path: Path) -> None:
-    argv = ("--device", "cpu", "--name", "single", "--", "--data", "digits", "--epochs", "100000")
-    assert ddpctl("launch", "--detach", *argv).returncode == 0
-    try:
-        wait_until(lambda: runtime_files(tmp_path / "runs/single", "heartbeat/rank-0.sock"), "a step", timeout_s=200)
-        assert runtime_files(tmp_path / "runs/single", "heartbeat/rank-0.group") == []
-        done = ddpctl("profile", "single", "--seconds", "1", "-o", str(tmp_path / "trace.json.gz"), "--json")
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
-        assert (result["unknown"], list(result["shares"]), result["slowest"]) == ([], ["0"], None)
-        assert result["shares"]["0"]["compute"] > 0
-    finally:
-        ddpctl("stop", "--kill", "single")

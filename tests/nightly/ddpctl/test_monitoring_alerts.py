@@ -1,5 +1,6 @@
 """Every alert fires, stays silent and resolves, by promtool; and the pages list all that there is."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 from tests.nightly.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults, names
-from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, check_rules, needs_promtool
+from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, needs_promtool
 
 from ddpctl.errors import UsageError
 from ddpctl.monitoring.alerts import Limits, parse_limits, rule_groups
@@ -18,6 +19,16 @@ from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, 
 
 PROMETHEUS = shutil.which("prometheus")
 GUIDE = ROOT / "docs/monitoring.md"
+
+
+def check_rules(test: dict[str, Any], folder: Path) -> None:
+    """Run one test of the rules by promtool."""
+    (folder / "rules.yaml").write_text(rule_groups(Limits()))
+    file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (folder / "test.yaml").write_text(json.dumps(file))
+    assert PROMTOOL
+    done = subprocess.run([PROMTOOL, "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def expected(case: Case, minute: int) -> dict[str, Any]:

@@ -1,17 +1,33 @@
 """What a cell shows of its run's log, and which earlier run it continues from."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
-from tests.unit.ddpctl.test_notebook_session import FIELDS, cells_function, newest, write_run
+from tests.unit.ddpctl.test_notebook_session import FIELDS, write_run
 
 from ddpctl.errors import UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.notebook import session
 from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
+
+
+def cells_function(name: str) -> Callable[..., Any]:
+    """A function as a cell defines it: of __main__, its file not on disk."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(f"def {name}():\n    pass", "/tmp/ipykernel_1/2.py", "exec"), namespace)  # noqa: S102
+    function = namespace[name]
+    assert isinstance(function, FunctionType)
+    return function
+
+
+def newest(context: AppContext, program: Callable[..., Any] | str) -> str | None:
+    run = session._newest(context, session.program_of(program))
+    return run.name if run else None
 
 
 def test_a_character_that_is_torn_between_two_reads_is_whole(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.ddptrain.test_knobs import TINY
 
 from ddprank.signals import Signals
 from ddptrain import training_state
@@ -15,6 +14,8 @@ from ddptrain.config import parse_options
 from ddptrain.main import run
 from ddptrain.training_state import Precision
 
+TINY = ("--data=synthetic", "--synthetic-samples=256", "--synthetic-shape=3x16x16", "--batch-size=32", "--epochs=2")
+TINY += ("--lr=0.02",)
 CONVNET = (*TINY, "--model=convnet", "--norm=group", "--precision=fp32", "--epochs=1")
 
 

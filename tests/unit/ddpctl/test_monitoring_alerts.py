@@ -1,6 +1,5 @@
 """The alerts: each asks for series of the catalogue and has its paragraph, promtool accepts them, and one fires."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -31,16 +30,6 @@ def test_every_alert_has_its_paragraph() -> None:
 @pytest.mark.parametrize("rule", [*RECORDINGS, *ALERTS.values()], ids=lambda rule: rule.name)
 def test_an_alert_asks_only_for_series_of_the_catalogue(rule: Any) -> None:
     assert faults(rule.expr) == []
-
-
-def check_rules(test: dict[str, Any], folder: Path) -> None:
-    """Run one test of the rules by promtool."""
-    (folder / "rules.yaml").write_text(rule_groups(Limits()))
-    file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
-    (folder / "test.yaml").write_text(json.dumps(file))
-    assert PROMTOOL
-    done = subprocess.run([PROMTOOL, "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool

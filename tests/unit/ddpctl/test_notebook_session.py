@@ -1,12 +1,11 @@
 """What a cell shows of its run's log, and which earlier run it continues from."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
+from tests.messages import refused
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.errors import UsageError
@@ -41,15 +40,6 @@ def write_run(root: Path, name: str, created: float, program: Program | None = N
     run_store.save(run_of(name, created=created, job=JobSpec(command=command), **values))
 
 
-def cells_function(name: str) -> Callable[..., Any]:
-    """A function as a cell defines it: of __main__, its file not on disk."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(f"def {name}():\n    pass", "/tmp/ipykernel_1/2.py", "exec"), namespace)  # noqa: S102
-    function = namespace[name]
-    assert isinstance(function, FunctionType)
-    return function
-
-
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     monkeypatch.chdir(tmp_path)
@@ -58,18 +48,12 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
     return AppContext(executor=Executor({}), root=tmp_path, emit=print)
 
 
-def newest(context: AppContext, program: Callable[..., Any] | str) -> str | None:
-    run = session._newest(context, session.program_of(program))
-    return run.name if run else None
-
-
 def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path) -> None:
     write_run(tmp_path, "night", 1.0, kind="slurm")
     elsewhere = {"handle": {"logs": "hpc:/runs/night"}, "checkpoint_dir": "/runs/night/c"}
     run_store.save(replace(run_store.load(tmp_path, "night"), **elsewhere))
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, "resume='night'", "/runs/night/c"):
         session._resumed(context, "night", Program("train()", ""))
-    assert ("resume='night'" in str(refused.value), "/runs/night/c" in str(refused.value)) == (True, True)
 
 
 FIELDS: dict[str, Any] = {

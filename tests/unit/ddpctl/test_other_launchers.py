@@ -1,7 +1,7 @@
 """What a command line of another launcher becomes."""
 
 import pytest
-from tests.messages import assert_names
+from tests.messages import refused
 
 from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
@@ -53,6 +53,5 @@ def test_other_commands_are_left_alone(command: str) -> None:
     ],
 )
 def test_an_option_without_a_counterpart_is_refused_by_name(command: str, fact: str) -> None:
-    with pytest.raises(UsageError) as error:
+    with refused(UsageError, fact):
         translate(command.split())
-    assert_names(str(error.value), fact)

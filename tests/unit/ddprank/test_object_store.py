@@ -5,6 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.messages import refused
 
 from ddprank.object_store import INDEX, ObjectStore, StoreError
 from ddpwire.exits import Exit
@@ -35,19 +36,16 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(url: str, tmp_path: Pa
     (checkpoint,) = stored(url, tmp_path / "from").checkpoints()
     checkpoint["files"][0][key] = value
     ObjectStore(url).write_index([checkpoint])
-    with pytest.raises(StoreError) as caught:
+    with refused(StoreError, INDEX, code=Exit.UNAVAILABLE):
         ObjectStore(url).checkpoints()
-    assert caught.value.code == Exit.UNAVAILABLE
-    assert INDEX in str(caught.value)
 
 
 def test_a_damaged_object_is_not_taken(url: str, tmp_path: Path) -> None:
     (checkpoint,) = stored(url, tmp_path / "from").checkpoints()
     with fsspec.open(f"{url}/step-00000007/step-7.pt", "wb") as out:
         out.write(b"weighty")
-    with pytest.raises(StoreError) as caught:
+    with refused(StoreError, code=Exit.DATA):
         ObjectStore(url).fetch(checkpoint, tmp_path)
-    assert caught.value.code == Exit.DATA
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
 
@@ -77,9 +75,8 @@ def test_a_damaged_newest_checkpoint_gives_way_to_an_older_one(url: str, tmp_pat
 
 def test_only_damaged_checkpoints_are_an_error_unless_the_folder_has_one(url: str, tmp_path: Path, empty: Path) -> None:
     store = damaged_store(url, tmp_path / "from", (7, 8), (7, 8))
-    with pytest.raises(StoreError) as caught:
+    with refused(StoreError, code=Exit.DATA):
         store.fetch_newest(empty, None, pytest.fail)
-    assert caught.value.code == Exit.DATA
     assert [checkpoint["step"] for checkpoint in ObjectStore(url).checkpoints()] == [8, 7], "nothing is changed"
     warnings: list[str] = []
     store.fetch_newest(empty, 7, warnings.append)

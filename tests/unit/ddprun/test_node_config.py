@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.unit.ddprun.test_launchers import place
 
 from ddprun.settings import node_config, options
 from ddprun.system.errors import NodeError
@@ -28,12 +29,6 @@ ALONE = {
     "is_replaced": False, "one_port": False, "check_only": False, "shown_local_ranks": None, "no_prefix": False,
     "debug_rank": None, "role": "default", "virtual_local_rank": False,
 }  # fmt: skip
-
-
-def place(master_addr, master_port, *, nodes=(2, 2), join_timeout_s=60.0, **others):
-    """Return the settings of a node whose job has several nodes."""
-    meeting = {"master_addr": master_addr, "master_port": master_port, "join_timeout_s": join_timeout_s}
-    return {"min_nodes": nodes[0], "max_nodes": nodes[1], **meeting, **others}
 
 
 def read(argv, environ, gpus=0):
@@ -185,6 +180,7 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
             "--virtual-local-rank CUDA_VISIBLE_DEVICES=3",
         ),
         (["--debug-rank", "1"], {}, "--debug-rank '1'"),
+        (["--pushgateway", "over there"], {}, "--pushgateway 'over there'"),
     ],
 )
 def test_a_contradictory_configuration_is_refused(argv, environ, named):

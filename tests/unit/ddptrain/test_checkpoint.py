@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 
 from ddptrain.checkpoint import Checkpoint, load_checkpoint, manifest_path, write_checkpoint
 from ddptrain.checkpoint_directory import CheckpointDirectory
@@ -142,10 +142,8 @@ def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(TrainError) as refused:
+        with refused(TrainError, "--checkpoint-dir", holder.pid, os.uname().nodename, code=73):
             CheckpointDirectory(tmp_path)
-        assert refused.value.code == 73
-        assert_names(refused.value, "--checkpoint-dir", holder.pid, os.uname().nodename)
     finally:
         holder.kill()
         holder.communicate()

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 
 from ddptrain import checkpoint as checkpoint_format
 from ddptrain.checkpoint import (
@@ -147,10 +147,8 @@ def test_an_older_one_among_newer_ones_is_refused(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     for step in (4, 8):
         write_checkpoint(directory.path(step), checkpoint(step))
-    with pytest.raises(TrainError) as refused:
+    with refused(TrainError, "--resume", "step-00000004.pt", "step-00000008.pt", "--checkpoint-dir", code=78):
         found(directory, resume=str(directory.path(4)))
-    assert refused.value.code == 78
-    assert_names(refused.value, "--resume", "step-00000004.pt", "step-00000008.pt", "--checkpoint-dir")
 
 
 def test_ranks_that_are_started_again_go_on_from_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

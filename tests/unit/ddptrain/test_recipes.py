@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 from torchvision.models import vision_transformer
 
@@ -103,14 +103,12 @@ def test_a_wrong_recipe_is_refused(
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path("mine.yaml").write_text(text)
-    with pytest.raises(SystemExit) as left:
+    with refused(SystemExit, code=2):
         parse_options(["--recipe=mine.yaml"], {})
-    assert left.value.code == 2
     assert_names(capsys.readouterr().err, "mine.yaml", "--help")
 
 
 def test_an_unknown_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with refused(SystemExit, code=2):
         parse_options(["--recipe=cifar"], {})
-    assert left.value.code == 2
     assert_names(capsys.readouterr().err, "--recipe", "cifar", ", ".join(recipe_names()), "--help")
