@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.test_images import image
+from tests.unit.ddpctl.test_image_transfer import image
 
 from ddpctl.command import Output
 from ddpctl.errors import UnavailableError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit.ddpctl.answers import Answer, perform
 from tests.unit.ddpctl.kubernetes_lab import JOB, cluster, plan_of
-from tests.unit.ddpctl.test_kubernetes_notes import SIZED, head
+from tests.unit.ddpctl.test_kubernetes_submit import SIZED, head
 
 from ddpctl.command import Output
 from ddpctl.job.spec import JobSpec

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.ddpctl.test_launcher_discovery import ENDED, RUN, TRAINING
+from tests.unit.ddpctl.test_monitoring_alerts import ENDED, RUN, TRAINING
 
 from ddpctl.operations import launcher
 from ddpwire.run_files import MetricsTarget, is_targets_file_of, targets_file_name, targets_text

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpctl.test_local_script import JOB, PLAN
+from tests.unit.ddpctl.test_local import JOB, PLAN
 
 from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.local import LocalOptions, LocalTarget

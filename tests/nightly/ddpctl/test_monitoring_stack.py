@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.kubernetes_judges import faults
-from tests.unit.ddpctl.test_monitoring_stack import DASHBOARDS, written
+from tests.unit.ddpctl.test_monitoring_alerts import DASHBOARDS, written
 
 from ddpctl.monitoring.prometheus import Scraping, parse_exporters, prometheus_yml
 from ddpctl.monitoring.stack import MARK

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpctl.test_notebook_progress import row, write
+from tests.unit.ddpctl.test_notebook_session import row, write
 
 from ddpctl.notebook.progress import MAX_POINTS, Lines, Progress, curve, last_attempts
 from ddpwire.history import Row

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.in_process import ddpctl, verbs
-from tests.unit.ddpctl.test_run_folders import node, runs_in
+from tests.unit.ddpctl.test_run_store import node, runs_in
 
 from ddpctl.commands.arguments import run_arguments
 from ddpctl.commands.formatting import TAKE_TASK

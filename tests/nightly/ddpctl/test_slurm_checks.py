@@ -7,8 +7,7 @@ import pytest
 from tests.in_process import Ended, ddpctl
 from tests.unit.ddpctl.answers import OK, only
 from tests.unit.ddpctl.slurm_standins import SYSTEM
-from tests.unit.ddpctl.test_slurm_checks import DRY_RUN, LOOK, NO_CONTROLLER, ON_LOGIN, SCRIPT, refused
-from tests.unit.ddpctl.test_slurm_target import submit
+from tests.unit.ddpctl.test_slurm_target import DRY_RUN, LOOK, NO_CONTROLLER, ON_LOGIN, SCRIPT, refused, submit
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, UnavailableError

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from tests.unit.ddpctl.test_slurm_queue import NODE, SAVED, answered, status
-from tests.unit.ddpctl.test_slurm_target import RUN
+from tests.unit.ddpctl.test_slurm_target import NODE, RUN, SAVED, answered, status
 
 from ddpctl.runs.run_status import State
 from ddpctl.targets.slurm import queue

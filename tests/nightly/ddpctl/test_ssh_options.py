@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 from tests.unit.ddpctl.ssh_answers import RUN
-from tests.unit.ddpctl.test_ssh_options import HEAD, WHOLE, load
+from tests.unit.ddpctl.test_ssh import HEAD, WHOLE, load
 
 from ddpctl import targets
 from ddpctl.commands.launch import request_of_flags, request_to_resume

@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.test_run_store import make
-from tests.unit.ddpctl.test_torn_run import EVENTS
+from tests.unit.ddpctl.test_run_store import EVENTS, make
 
 
 def test_the_timeline_and_the_report_say_why_a_run_failed(tmp_path: Path) -> None:

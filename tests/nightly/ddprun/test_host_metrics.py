@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from tests.unit.ddprun.test_host_metrics import NVML, NotSupportedError
+from tests.unit.ddprun.test_rank_metrics import NVML, NotSupportedError
 
 from ddprun.metrics import host_metrics
 from ddprun.settings import node_config, node_facts, options

@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from tests.unit.ddpcheck.test_links import of_node, suspected
+from tests.unit.ddpcheck.test_findings import of_node, suspected
 
 from ddpcheck.links import Suspect, confirmed
 

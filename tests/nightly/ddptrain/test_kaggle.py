@@ -8,7 +8,7 @@ import pytest
 from tests.messages import assert_names
 from tests.unit.ddptrain import test_kaggle
 from tests.unit.ddptrain.formats import write_mnist, write_pictures
-from tests.unit.ddptrain.test_kaggle import loaded
+from tests.unit.ddptrain.test_datasets import loaded
 
 from ddptrain.config import DataOptions
 from ddptrain.data.kaggle import locate

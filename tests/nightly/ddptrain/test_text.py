@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.messages import assert_names
-from tests.unit.ddptrain.test_text import CPU, text
+from tests.unit.ddptrain.test_datasets import CPU, text
 
 from ddprank.signals import Signals
 from ddptrain.config import ModelOptions, parse_options

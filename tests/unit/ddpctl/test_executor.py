@@ -1,4 +1,4 @@
-"""The executor, with real processes."""
+"""Commands as the lines of a shell, and the executor, with real processes."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.command import Command, Host, Output, Verb
+from ddpctl.command import Command, Host, Output, Verb, shell_line
 from ddpctl.errors import UnavailableError
 from ddpctl.execution.executor import Executor
 from ddpctl.execution.remote import batches
@@ -200,3 +200,50 @@ def test_after_an_interruption_what_a_command_has_left_behind_is_killed(tmp_path
 def test_a_streamed_command_reads_its_text(capfd: pytest.CaptureFixture[str]) -> None:
     Executor({"PATH": "/usr/bin:/bin"}).perform(once(Command(argv=("cat",), stdin="a\udc80\n" * 50_000, mode="stream")))
     assert capfd.readouterr().out.count("\n") == 50_000
+
+
+BOX = Host(address="box1", user="alice", port=2222, key="/keys/box")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (Command(argv=("echo", "a b")), "echo 'a b'"),
+        (Command(argv=("true",), host=Host(address="box1")), "ssh -- box1 true"),
+        (
+            Command(argv=("echo", "a b"), env={"A": "1 2"}, cwd="/x y", host=BOX),
+            "ssh -l alice -p 2222 -i /keys/box -- box1 "
+            """'cd '"'"'/x y'"'"' && A='"'"'1 2'"'"' echo '"'"'a b'"'"''""",
+        ),
+        (Command(argv=("top",), host=BOX, mode="tty"), "ssh -l alice -p 2222 -i /keys/box -t -- box1 top"),
+        (
+            Command(argv=("/bin/sh",), stdin="date\n", host=Host(address="box1")),
+            "ssh -- box1 /bin/sh <<'END_OF_INPUT'\ndate\nEND_OF_INPUT",
+        ),
+        (
+            Command(argv=("/bin/sh",), stdin="x=secret\n", secret=True, host=Host(address="box1")),
+            "ssh -- box1 /bin/sh <<'END_OF_INPUT'\n[REDACTED]\nEND_OF_INPUT",
+        ),
+    ],
+)
+def test_a_command_is_a_line_that_a_person_can_type(command: Command, line: str) -> None:
+    assert shell_line(command) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("box1", Host(address="box1")),
+        ("alice@box1:2222", Host(address="box1", user="alice", port=2222)),
+        ("me@10.0.0.7", Host(address="10.0.0.7", user="me")),
+        ("[fe80::1]:22", Host(address="fe80::1", port=22)),
+    ],
+)
+def test_a_host_has_an_optional_user_and_port(text: str, host: Host) -> None:
+    assert Host.from_text(text) == host
+
+
+@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "box1:0", "box1:65536", "a b", "me@", "@box1"])
+def test_a_text_that_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="USER@"):
+        Host.from_text(text)

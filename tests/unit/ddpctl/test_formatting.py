@@ -1,16 +1,21 @@
-"""How a run is printed on a terminal."""
+"""How runs, hosts and what programs print are shown on a terminal."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands import formatting
+from ddpctl.commands.hosts import hosts_table
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
 from ddpctl.runs.run_store import Run
+from ddpctl.targets import CpuRun, GpuReport, HostReport
+from ddpctl.text import EscapeFilter, cut, format_duration, plain
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 
 RUN = run_of(created=time.time(), job=JobSpec(name="night", nodes="1", gpus=2, command=("train.py",)))
@@ -98,3 +103,60 @@ def test_a_run_that_starts_has_all_columns_of_its_nodes() -> None:
     report = NodeReport(node=0, alive=True, state=node, outcome=None)
     state = RunStatus(run="night", state="starting", message="1 of 1 node alive", nodes=(report,))
     assert "  NODE  STATE     PID   RANK:PID  METRICS" in formatting.status_lines(RUN, state)
+
+
+UUID = "GPU-8a2f6c1e-2b7d-4c55-9d0e-0123456789a"
+GPUS = (
+    GpuReport(uuid=f"{UUID}0", computes=True, run="night-otter", since=1000, busy_percent=97, memory_mib=71680,
+              total_mib=81920),
+    GpuReport(uuid=f"{UUID}1", computes=True),
+    GpuReport(uuid=f"{UUID}2", computes=False, busy_percent=0, memory_mib=4, total_mib=81920),
+)  # fmt: skip
+HOSTS = (
+    HostReport(host="box1", time=8200, load=3.5, cores=64, gpus=GPUS, waiting=("day", "late")),
+    HostReport(host="box2", time=1030, cpu_runs=(CpuRun(run="small", since=1000),)),
+    HostReport(host="box3", failure="10.0.0.3:22: no route to host"),
+    HostReport(host="box4"),
+)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_table_of_hosts_fits_the_terminal(columns: int, snapshot: Callable[..., None]) -> None:
+    lines = [cut(line, columns) for line in hosts_table(HOSTS)]
+    assert max(map(len, lines)) <= columns
+    assert any(UUID in line for line in lines) == (columns > 80)
+    snapshot("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def test_control_characters_of_a_program_are_not_shown() -> None:
+    assert plain("\x1b[1;31mred\x1b[0m\tx\nstep 1\rstep 2\r\n\x1b]0;title\x07\u202eevil") == (
+        "red x\nstep 2\n\\x1b]0;title\\x07\\u202eevil"
+    )
+
+
+def test_a_long_line_is_cut_to_the_columns() -> None:
+    assert [cut("a long line", width) for width in (11, 10, 3)] == ["a long line", "a long li…", "a…"]
+    assert cut("a long line", 10, plain=True) == "a long..."
+
+
+def test_a_duration_is_formatted_by_its_length() -> None:
+    assert [format_duration(seconds) for seconds in (0.04, 9.94, 31.4, 125, 7451)] == [
+        "0.0 s",
+        "9.9 s",
+        "31 s",
+        "2:05",
+        "2:04:11",
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_no_escape_sequence_passes_however_it_comes(size: int) -> None:
+    text = "a\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[2J\x1bcb\x9b5m\t\r\b\x07ä\n".encode()
+    keep = EscapeFilter()
+    output = b"".join(keep(text[start : start + size]) for start in range(0, len(text), size))
+    assert output == "aredb5m\t\r\bä\n".encode()
+
+
+def test_what_looks_like_a_sequence_is_not_kept_for_ever() -> None:
+    keep = EscapeFilter()
+    assert keep(b"\x1b]52;" + b"x" * 5000).endswith(b"x" * 5000)

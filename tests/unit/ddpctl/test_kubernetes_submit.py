@@ -1,4 +1,4 @@
-"""A launch on Kubernetes: what it asks, what it has the cluster validate, what it creates, in which order."""
+"""A launch on Kubernetes: what it asks, has the cluster validate, and creates in which order; what its notes name."""
 
 import json
 import re
@@ -287,3 +287,23 @@ def test_a_job_that_cannot_be_created_takes_back_what_it_needs_and_only_that(lab
     assert lines(matching(asked, " delete ")) == [delete] * is_deleted
     assert type(error) is ConfigError
     assert "'running'" in str(error)
+
+
+def head(job: JobSpec, **options: Any) -> list[str]:
+    text = KubernetesTarget(KubernetesOptions(**options)).render(plan_of(job, "digits"))
+    return [line for line in text.splitlines() if line.startswith("#")][1:]
+
+
+def test_the_head_of_a_spec_names_what_the_spec_does_not_hold() -> None:
+    operator, image, checkpoints = usual = head(SIZED)
+    assert "training-operator" in operator
+    assert JOB.image in image
+    assert "pvc=CLAIM:/runs" in checkpoints
+    *rest, unlimited = head(JOB)
+    assert rest == usual
+    assert "cpus and memory" in unlimited
+    *rest, script, paths = head(replace(SIZED, command=("train.py",), mounts=("/mnt/data:/data", "/mnt/runs:/runs")))
+    assert rest == [operator, image]
+    assert "train.py in /workspace" in script
+    assert "/mnt/data, /mnt/runs" in paths
+    assert head(replace(SIZED, mounts=("/mnt/data:/data",)), profile="rdma") == usual

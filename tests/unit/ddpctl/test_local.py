@@ -1,8 +1,11 @@
-"""The target local: its command lines, and what it makes of the answers."""
+"""The target local: its command lines, what it makes of the answers, and the script that it renders."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -161,3 +164,34 @@ def test_stop_signals_every_node_and_says_whether_all_have_ended(
         "/runs/digits-otter/node-0 /runs/digits-otter/node-1",
         gone,
     )
+
+
+def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/bash\n[[ $4 != port ]] || { echo '{\"port\": 40001}'; exit; }\n"
+        f'[[ $4 != gpus ]] || exec {sys.executable} "$@"\n'
+        'echo "$PET_NODE_RANK $PET_NNODES $PET_MASTER_PORT [$CUDA_VISIBLE_DEVICES] $DDP_JOB_ENV $*" '
+        '>"$DDP_RUN_DIR/$PET_NODE_RANK"\n'
+        "exit $((PET_NODE_RANK * 3))\n"
+    )
+    stand_in.chmod(0o755)
+    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
+    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 3
+    assert str(tmp_path / "run") in done.stderr
+    carried = '{"A": "b c"}'
+    args = "-P -m ddprun --grace 30 train.py --lr 0.1"
+    assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] {carried} {args}\n"
+    assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] {carried} {args}\n"
+
+    done = subprocess.run(
+        ["/bin/bash", "-c", script],
+        env={**env, "CUDA_VISIBLE_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 78
+    assert ("4 GPUs" in done.stderr, "has 1" in done.stderr) == (True, True)

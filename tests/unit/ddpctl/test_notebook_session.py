@@ -1,5 +1,6 @@
-"""What a cell shows of its run's log, and which earlier run it continues from."""
+"""What a cell shows of its run, and which earlier run it continues from."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from tests.unit.ddpctl.records import run_of
 from ddpctl.errors import UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
-from ddpctl.notebook import session
+from ddpctl.notebook import errors, session
+from ddpctl.notebook.progress import Cell, Progress, last_attempts, summary
 from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
+from ddpwire.history import HEADER, HISTORY, Row, line, read_history
 
 
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,3 +82,81 @@ def test_the_arguments_of_launch_become_a_job() -> None:
         env={"LR": "1"},
         time_limit="2h",
     )
+
+
+def row(step: int, **values: float) -> dict[str, float]:
+    names = {"loss": "ddp_loss", "planned": "ddp_planned_steps", "samples": "ddp_samples_total"}
+    return {"time": 1000.0 + step, "ddp_last_step": step, **{names[name]: value for name, value in values.items()}}
+
+
+def write(folder: Path, *rows: dict[str, float]) -> None:
+    (folder / HISTORY).write_text("\n".join([HEADER, *(line(values["time"], values) for values in rows), ""]))
+
+
+class Shown:
+    """What was shown, in the place of a cell."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, bool]] = []
+
+    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
+        del text
+        self.steps.append((int(rows[-1]["ddp_last_step"]), last))
+
+
+def test_the_last_picture_is_the_runs_end_also_where_nothing_was_shown_before(tmp_path: Path) -> None:
+    cell = Shown()
+    progress = Progress(tmp_path, cell)
+    progress.update()  # there is no history yet
+    write(tmp_path, row(30, loss=2.0))
+    progress.update()  # it is not time yet
+    write(tmp_path, row(30, loss=2.0), row(90, loss=1.0))
+    progress.update(last=True)
+    assert cell.steps == [(90, True)]
+
+
+def test_a_run_that_reports_nothing_shows_nothing(tmp_path: Path) -> None:
+    cell = Shown()
+    progress = Progress(tmp_path, cell)
+    write(tmp_path, {"time": 1000.0})
+    progress.update()
+    progress.update(last=True)
+    assert cell.steps == []
+
+
+def test_the_line_says_how_far_it_is() -> None:
+    rows = read_history("\n".join([HEADER, line(1000.0, row(10, samples=100)), line(1002.0, row(20, samples=300))]))
+    assert summary(last_attempts(rows)) == "step 20   100 samples/s"
+    assert summary([row(20, planned=90, loss=0.5)]) == "step 20 of 90   loss 0.5000"
+
+
+def test_a_cell_shows_the_curve_above_the_line() -> None:
+    outputs: list[dict[str, str]] = []
+
+    def display(data: dict[str, str], **options: object) -> None:
+        outputs.append(data)
+
+    Cell(display).show([row(10, loss=2.0), row(20, loss=1.0)], "step 20 <of> 90", last=False)
+    assert outputs[0]["text/plain"] == "step 20 <of> 90"
+    picture, _, text = outputs[0]["text/html"].partition("</svg>")
+    assert picture.count("<polyline") == 1
+    assert text.strip() == "<pre>step 20 &lt;of&gt; 90</pre>"
+
+
+LAUNCH = """
+def launch():
+    try:
+        raise ValueError("X")
+    except ValueError as error:
+        raise as_the_caller_sees(error)
+"""
+
+
+def test_an_error_shows_no_frame_of_the_notebook_package() -> None:
+    own = str(Path(errors.__file__).with_name("session.py"))
+    names: dict[str, Any] = {"as_the_caller_sees": errors.as_the_caller_sees}
+    exec(compile(LAUNCH, own, "exec"), names)  # noqa: S102
+    with pytest.raises(ValueError, match="X") as raised:
+        names["launch"]()
+    lines = raised.value._render_traceback_()  # type: ignore[attr-defined]
+    assert [own in "".join(lines), __file__ in "".join(lines)] == [False, True]

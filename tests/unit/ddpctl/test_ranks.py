@@ -1,4 +1,4 @@
-"""Ranks and GPUs of a node on every target: the ranks are what ddprun starts, the GPUs what the target asks for."""
+"""Ranks and GPUs of a node on every target, and what ddprun reads in every pod of every shape."""
 
 import re
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.messages import refused
 from tests.unit.ddpctl import loading, ssh_answers
 from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import draft_of
-from tests.unit.ddpctl.operator_environment import pods_of
+from tests.unit.ddpctl.operator_environment import Pod, pods_of
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, UsageError
@@ -144,3 +144,53 @@ def test_gpus_that_our_own_trainer_does_not_use_are_named() -> None:
 def test_a_value_that_only_a_shell_would_expand_is_named(value: str, *, warns: bool) -> None:
     warning = unexpanded(replace(JOB, env={"LD_LIBRARY_PATH": value, "OTHER": "1"}))
     assert ("LD_LIBRARY_PATH" in warning, "OTHER" in warning) == (warns, False)
+
+
+PODS = JobSpec(name="digits", nodes="3", gpus=4, command=("train.py", "--note", "$(HOSTNAME) $$"), time_limit="12h")
+ELASTIC_PODS = replace(PODS, nodes="2:3")
+
+
+def read(pod: Pod) -> node_config.NodeConfig:
+    return node_config.read_config(options.parse(pod.args), pod.env, {"gpu": 8, "cpu": 2}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("word", "job", "given", "master", "port"),
+    [
+        ("pytorchjob", PODS, {}, "digits-otter-worker-0", 23456),
+        ("pytorchjob", replace(PODS, port=4000), {}, "digits-otter-worker-0", 4000),
+        ("pytorchjob", PODS, {"master": True}, "digits-otter-master-0", 23456),
+        ("pytorchjob", replace(PODS, port=4000), {"master": True}, "digits-otter-master-0", 4000),
+        ("pytorchjob", ELASTIC_PODS, {}, "digits-otter-worker-0", 23456),
+        ("trainjob", PODS, {}, "digits-otter-node-0-0.digits-otter", 29500),
+        ("trainjob", ELASTIC_PODS, {}, "digits-otter-node-0-0.digits-otter", 29500),
+        ("job", PODS, {}, "digits-otter-0.digits-otter", 23456),
+        ("job", ELASTIC_PODS, {}, "digits-otter-0.digits-otter", 23456),
+    ],
+)
+def test_every_pod_has_its_node_rank_and_settings(
+    word: str, job: JobSpec, given: dict[str, bool], master: str, port: int
+) -> None:
+    pods = pods_of(draft_of(job, KubernetesOptions(workload=word, **given)), word)  # type: ignore[arg-type]
+    configs = [read(pod) for pod in pods]
+    assert [config.node_rank for config in configs] == [0, 1, 2]
+    assert master in pods[0].names
+    join_timeout_s = 600.0 if word == "pytorchjob" else 1200.0  # a Job delays new pods
+    for config in configs:
+        assert (config.master_addr, config.master_port, config.local_world_size) == (master, port, 4)
+        assert (config.min_nodes, config.max_nodes) == (job.min_nodes, 3)
+        assert config.command[-3:] == ("train.py", "--note", "$(HOSTNAME) $$")
+        assert (config.run_id, str(config.run_dir)) == ("digits-otter", "/runs/digits-otter")
+        assert config.checkpoint_dir == "/runs/digits-otter/checkpoints"
+        assert (config.retries_network, config.join_timeout_s, config.metrics_port) == (True, join_timeout_s, 9500)
+        assert config.deadline is not None
+        assert config.deadline.at == 12 * 3600  # from 0, which is now here
+
+
+def test_the_only_pod_of_each_workload_is_node_0() -> None:
+    alone = replace(PODS, nodes="1")
+    for word in ("pytorchjob", "trainjob", "job"):
+        (pod,) = pods_of(draft_of(alone, KubernetesOptions(workload=word)), word)  # type: ignore[arg-type]
+        assert (read(pod).node_rank, read(pod).max_nodes) == (0, 1)
+    (pod,) = pods_of(draft_of(alone, KubernetesOptions(workload="pytorchjob", master=True)), "pytorchjob")
+    assert (pod.name, read(pod).node_rank) == ("digits-otter-master-0", 0)

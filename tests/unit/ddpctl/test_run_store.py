@@ -1,23 +1,29 @@
-"""The records of runs."""
+"""The records of runs, runs that no ddpctl launched, and runs whose files are torn."""
 
 import fcntl
+import json
 import os
+import re
+import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.in_process import ddpctl
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
+from ddpctl.operations import run_folders
 from ddpctl.runs import run_status, run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpwire import locks
-from ddpwire.run_files import Outcome
+from ddpwire.events import Event
+from ddpwire.run_files import NodeState, Outcome, RankProcess
 
 
 def make(root: Path, name: str, created: float) -> Run:
@@ -169,3 +175,106 @@ def test_a_launch_waits_for_a_reader_that_holds_its_lock(tmp_path: Path) -> None
         with run_store.launching(tmp_path):
             leaves.join()
             assert locks.is_locked(path)
+
+
+EVENTS = (
+    '{"time": 1790000001, "event": "node_started", "node": 0}',
+    "[" * 200_000,
+    '{"time": Infinity, "event": "signal", "node": 0}',
+    '{"time": 1790000050, "event": "straggler", "node": 0, "rank": 0, "ratio": "x"}',
+    '{"time": 1790000101, "event": "node_ended", "node": 0}',
+)
+
+
+def torn(root: Path) -> None:
+    node = Path(make(root, "night", 1_790_000_000.0).folder) / "node-0"
+    node.mkdir()
+    (node / "events.jsonl").write_text("\n".join(EVENTS) + "\n")
+    (node / "history.csv").write_text("time,ddp_loss\n1790000001,0.5\n2," + "9" * 200_000 + "x\n1790000003,0.4\n")
+    outcome = {"code": 1, "cause": "error", "message": "\x1b[2Jrank 0 said", "node": 0, "rank": 0}
+    (node / "outcome.json").write_text(json.dumps(outcome))
+    (node / "rank-0.log").write_text("\x1b[31mtoken: abc def\x1b[0m\n")
+
+
+def test_what_cannot_be_read_is_passed_over_and_counted(tmp_path: Path) -> None:
+    torn(tmp_path / "runs")
+    drawn = ddpctl("timeline", "night")
+    assert drawn.returncode == 0
+    assert [re.findall(r"\d+ unreadable|\S+$", line) for line in drawn.stderr.splitlines()] == [
+        ["2 unreadable", "events.jsonl"],
+        ["1 unreadable", "history.csv"],
+    ]
+    first, *_, last = drawn.stdout.splitlines()
+    assert ("exit code 1" in first, "101 s" in first, "rank 0 on node 0" in last) == (True, True, True)
+    document = json.loads(ddpctl("timeline", "night", "--json").stdout)
+    assert document["seconds"] == {"start": 1.0, "preflight": 100.0}
+    written = ddpctl("report", "night", cwd=tmp_path)
+    assert (written.returncode, written.stderr) == (0, drawn.stderr)
+    assert "<pre>token: abc def</pre>" in (tmp_path / "night.html").read_text()
+    assert ddpctl("top", "night").stdout == "night  failed: \\x1b[2Jrank 0 said\n"
+
+
+def test_a_record_that_is_torn_is_named(tmp_path: Path) -> None:
+    make(tmp_path / "runs", "night", 1_790_000_000.0)
+    record = Path(make(tmp_path / "runs", "torn", 1.0).folder) / "run.json"
+    record.write_text(record.read_text().replace('"created": 1.0', '"created": NaN'))
+    asked = ddpctl("ps")
+    assert asked.returncode == 0
+    assert "'torn'" in asked.stderr
+    for verb in ("status", "logs", "top", "timeline", "report"):
+        done = ddpctl(verb, "torn")
+        assert (done.returncode, done.stdout) == (66, "")
+        assert str(record) in done.stderr
+
+
+LOST_RUN = RunStatus(run="a", state="lost", message="", code=137)
+
+
+def node(folder: Path, number: int = 0, *, ranks: int = 2, started: float = 50.0, host: str = "n0") -> Path:
+    """A node's folder, as ddprun leaves it."""
+    path = folder / f"node-{number}"
+    path.mkdir(parents=True)
+    processes = tuple(RankProcess(rank=rank, local_rank=rank, pid=9, log="/l") for rank in range(ranks))
+    NodeState(run="a", node=number, pid=9, state="training", started=started, ranks=processes).write(path)
+    (path / "environment.json").write_text(json.dumps({"host": host}))
+    (path / "events.jsonl").write_text(Event(event="node_started", time=started - 10, node=number).line())
+    return path
+
+
+def runs_in(folder: Path) -> dict[str, Run]:
+    return {run.name: run for run in run_folders.load_all(folder)}
+
+
+def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path: Path) -> None:
+    for number in (0, 1):
+        node(tmp_path / "a", number)
+    node(tmp_path / "b", started=90.0)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "a" / "node-99999999").mkdir()
+    (tmp_path / "b" / "node-0" / "environment.json").write_text("[" * 99999)
+    (tmp_path / "file").touch()
+    runs = runs_in(tmp_path)
+    assert list(runs) == ["b", "a"], "newest first"
+    (alone,) = run_folders.load_all(tmp_path / "a")
+    assert alone == runs["a"] == run_folders.load(tmp_path / "a")
+    assert (alone.kind, alone.created, alone.folder) == ("local", 40.0, str(tmp_path / "a"))
+    assert (alone.job.nodes, alone.job.world_size, alone.checkpoint_dir) == ("2", 4, str(tmp_path / "a/checkpoints"))
+    assert run_folders.is_by_hand(alone)
+
+
+def test_a_folder_that_has_no_run_is_named(tmp_path: Path) -> None:
+    for call in (run_folders.load, run_folders.load_all):
+        with pytest.raises(NoInputError, match=str(tmp_path / "nowhere")):
+            call(tmp_path / "nowhere")
+    assert runs_in(tmp_path) == {}
+
+
+def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path) -> None:
+    node(tmp_path / "far", host="box7")
+    node(tmp_path / "near", host=socket.gethostname())
+    runs = runs_in(tmp_path)
+    assert run_folders.without_guess(runs["near"], LOST_RUN) == LOST_RUN
+    assert run_folders.without_guess(replace(runs["far"], handle={}), LOST_RUN) == LOST_RUN, "a launcher knew better"
+    far = run_folders.without_guess(runs["far"], LOST_RUN)
+    assert (far.state, far.code) == ("unknown", None)
+    assert "box7" in far.message

@@ -1,7 +1,8 @@
-"""The verbs of the target slurm: their command lines, and what they make of the answers."""
+"""The target slurm: what is checked before a job is sent, the command lines of its verbs, and the states of a job."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -13,10 +14,12 @@ from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, StopSignal, Submission
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.queue import read_answers
 from ddpctl.targets.slurm.target import SlurmTarget
 
 UID = "1f2a3b4c5d6e"
@@ -150,3 +153,150 @@ def test_stop_signals_the_job_and_says_whether_it_has_ended(
 def test_an_array_is_refused_on_another_target_and_if_it_is_no_range(arguments: tuple[str, ...], fact: str) -> None:
     done = ddpctl(*arguments)
     assert (done.returncode, "--array: " in done.stderr, fact in done.stderr) == (2, True, True)
+
+
+NO_SOURCE = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source
+"""
+NO_ADDRESS = """\
+sbatch: error: slurm_set_addr: Unable to resolve "head"
+sbatch: error: Unable to establish control machine address
+allocation failure: No error
+"""
+NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
+ON_LOGIN = SlurmOptions(login="hpc", workdir="/p", runs="/r")
+SCRIPT = replace(PLAN, job=replace(PLAN.job, command=("train.py",)))
+
+
+def refused(reason: str) -> Output:
+    """The answer of sbatch --test-only."""
+    return Output(returncode=1, stderr=f"allocation failure: {reason}\n")
+
+
+@pytest.mark.parametrize(
+    ("tested", "cause"),
+    [
+        pytest.param(GONE, "not installed", id="no-sbatch"),
+        pytest.param(Output(returncode=1, stderr=NO_SOURCE), "establish a configuration source", id="no-source"),
+        pytest.param(Output(returncode=1, stderr=NO_ADDRESS), "control machine address", id="no-address"),
+        pytest.param(
+            Output(returncode=1, stderr=f"allocation failure: {NO_CONTROLLER}\n"), NO_CONTROLLER, id="no-controller"
+        ),
+        pytest.param(Output(returncode=124, stderr="no answer within 30 s"), "no answer within 30 s", id="no-answer"),
+    ],
+)
+def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested: Output, cause: str) -> None:
+    asked: list[Command] = []
+    with pytest.raises(UnavailableError) as raised:
+        perform(SlurmTarget(DEFAULTS).submit(PLAN, attached=True), ANSWERS | {"--test-only": tested}, asked)
+    assert (cause in raised.value.message, "'login'" in raised.value.hint) == (True, True)
+    assert [command for command in asked if not command.probe] == []
+
+
+def test_a_controller_that_goes_down_between_two_commands_is_named() -> None:
+    failed = Output(returncode=1, stderr=f"sbatch: error: Batch job submission failed: {NO_CONTROLLER}\n")
+    with pytest.raises(UnavailableError) as raised:
+        submit({"--parsable": failed})
+    assert NO_CONTROLLER in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("tested", "cause"),
+    [(GONE, "not installed"), (Output(returncode=255, stderr="no answer from hpc:22\n"), "no answer from hpc:22")],
+)
+def test_a_login_node_that_has_no_slurm_or_does_not_answer_is_named(tested: Output, cause: str) -> None:
+    with pytest.raises(UnavailableError) as raised:
+        submit({"--test-only": tested}, options=ON_LOGIN)
+    assert ("hpc" in raised.value.message, cause in raised.value.message) == (True, True)
+
+
+LOOK = "test -f train.py"
+
+
+@pytest.mark.parametrize(("options", "place"), [(DEFAULTS, "/p"), (ON_LOGIN, "/p on hpc")])
+def test_a_script_that_is_not_there_is_refused(options: SlurmOptions, place: str) -> None:
+    with pytest.raises(NoInputError) as raised:
+        submit({LOOK: NONE}, plan=SCRIPT, options=options)
+    assert ("train.py" in raised.value.message, raised.value.message.endswith(place)) == (True, True)
+
+
+DRY_RUN = {"--parsable": Output(returncode=0, stdout="<job>")}
+
+
+@pytest.mark.parametrize(
+    ("tested", "fact"),
+    [(TESTED, "2026-11-20T13:01:08"), (refused("Requested nodes are busy"), "Requested nodes are busy")],
+)
+def test_a_dry_run_notes_when_the_job_would_start_or_why_it_may_not(tested: Output, fact: str) -> None:
+    assert fact in submit(DRY_RUN | {"--test-only": tested})[1].note
+
+
+DATA = Path(__file__).parents[2] / "data" / "slurm"
+
+
+def status(text: str, *, run: Run = RUN, now: float = 5000.0) -> RunStatus:
+    asked, (state,) = perform(
+        SlurmTarget(SlurmOptions()).status((run,), now=now), {"": Output(returncode=0, stdout=text)}
+    )
+    assert only(asked).argv[:5] == ("sh", "-c", queue.ASK, "ddpctl", run.handle["job"])
+    return state
+
+
+def answered(squeue: str, *files: tuple[str, str]) -> str:
+    return f"==> squeue <==\n{squeue}\n" + "".join(f"==> /r/night/{path} <==\n{text}\n\n" for path, text in files)
+
+
+UNREACHED = "Unable to contact slurm controller"
+NODE = '{"run": "night", "node": 0, "pid": 3, "state": "training", "started": 1.0, "metrics": "http://n0:1/metrics"}'
+SAVED = '{"code": 143, "cause": "stopped", "message": "stopped by SIGTERM", "retry": true, "step": 40}'
+BOTH_RUN = (("node-0/node.json", NODE), ("node-1/node.json", NODE))
+BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "code", "fact"),
+    [
+        (answered("7|N/A|PENDING|Resources|2026-11-20T14:00:00|"), "pending", None, "2026-11-20T14:00:00"),
+        (answered("7|N/A|PENDING|PartitionNodeLimit|N/A|"), "pending", None, "partition"),
+        (answered("7|N/A|PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|N/A|"), "pending", None, "node-2"),
+        (answered("7|N/A|PENDING|BeginTime|N/A|", ("node-0/outcome.json", SAVED)), "pending", None, "BeginTime"),
+        (answered("7|N/A|RUNNING|None|2026-11-20T13:00:00|n[0-1]"), "starting", None, "2 of 2"),
+        (answered("7|N/A|RUNNING|None|x|n[0-1]", *BOTH_RUN), "running", None, "2 of 2"),
+        (answered("7|N/A|COMPLETING|None|x|n[0-1]", *BOTH_SAVED), "stopping", None, "COMPLETING"),
+        (answered("7|N/A|FAILED|NonZeroExitCode|x|n[0-1]", *BOTH_SAVED[:1]), "stopped", 143, "stopped by SIGTERM"),
+        (answered("7|N/A|NODE_FAIL|None|x|n[0-1]", *BOTH_RUN[:1]), "failed", 137, "job.log"),
+        (answered("7|N/A|CANCELLED|None|x|"), "stopped", 143, "CANCELLED"),
+        (answered("7|N/A|NEW_STATE|None|x|"), "unknown", None, "NEW_STATE"),
+        (answered("", *BOTH_SAVED[1:]), "stopped", 143, "stopped by SIGTERM"),
+        (answered(""), "lost", 137, "job.log"),
+        (answered(f"error: slurm_load_jobs error: {UNREACHED}"), "unknown", None, UNREACHED),
+    ],
+    ids=["Resources", "PartitionNodeLimit", "ReqNodeNotAvail", "requeued", "starting", "training", "COMPLETING",
+         "FAILED", "NODE_FAIL", "CANCELLED", "NEW_STATE", "outcome-alone", "nothing", "no-controller"],
+)  # fmt: skip
+def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(
+    text: str, state: str, code: int | None, fact: str
+) -> None:
+    job = status(text)
+    assert (job.state, job.code, fact in job.message) == (state, code, True)
+
+
+def test_a_job_that_never_started_has_no_log() -> None:
+    cancelled = "7|N/A|CANCELLED|None|x|"
+    assert not status(answered(cancelled)).has_logs
+    assert status(answered(cancelled, ("starts", "slurm 7 0 20 900\n"))).has_logs
+
+
+def test_answers_of_slurm_22_05_are_read() -> None:
+    """From the lab's Slurm 22.05: an array at work, a job that waits for it, and one that was never there."""
+    answers = read_answers((DATA / "ask-22.05.txt").read_text())
+    assert [(job.id, job.task, job.state, job.reason) for job in answers.jobs] == [
+        ("1", "2", "succeeded", "None"),
+        ("1", "4", "pending", "JobArrayTaskLimit"),
+        ("1", "3", "running", "None"),
+        ("4", None, "pending", "Resources"),
+    ]
+    assert [Path(path).name for path in answers.files] == ["node.json", "outcome.json"]

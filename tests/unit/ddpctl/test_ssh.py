@@ -1,10 +1,11 @@
-"""The target ssh starts a node on every host."""
+"""The target ssh: hosts in a ddpctl.yaml, which hosts are ready, and the start of a node on every host."""
 
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,20 @@ from tests.unit.ddpctl.ssh_answers import (
     START,
     by_host,
     facts,
+    inspected,
     submit,
 )  # fmt: skip
 
+from ddpctl import targets
 from ddpctl.command import Host, Output
-from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.job import config
+from ddpctl.job.launch_plan import Request
 from ddpctl.operations.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import claims, scripts
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.scripts import env_file
 from ddpctl.targets.ssh.target import SshTarget
 
 
@@ -157,3 +164,96 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
     line = [shellcheck, "-s", "sh", "-e", "SC2086,SC2317", *paths]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
+
+
+def test_an_environment_file_holds_no_line_ends() -> None:
+    assert env_file({"A": "b c", "B": ""}) == "A=b c\nB=\n"
+    with pytest.raises(ConfigError, match="KEY"):
+        env_file({"KEY": "two\nlines"})
+
+
+REFUSALS: list[tuple[str, dict[str, Any], type[DdpctlError], str]] = [
+    ("silent", {"end": None}, UnavailableError, "without an error message"),
+    (
+        "engine",
+        {"engine": None, "image": None, "engine_error": "Cannot connect to the Docker daemon"},
+        UnavailableError,
+        "docker: Cannot connect to the Docker daemon",
+    ),
+    ("flock", {"flock": None}, UnavailableError, "util-linux"),
+    ("writable", {"writable": None}, UnavailableError, "~/.ddpctl"),
+    ("disk", {"disk": "1024"}, UnavailableError, "min_disk"),
+    (
+        "claim",
+        {"gpu": GPUS, "claim": f"old 0 970 none {GPUS[0]} {GPUS[2]}", "now": "1000"},
+        UnavailableError,
+        "run 'old' has been using 2 GPUs for 30 s",
+    ),
+    ("ticket", {"gpu": GPUS, "ticket": "000000001 old 12ab"}, UnavailableError, "run 'old' is already waiting"),
+    (
+        "claims",
+        {"gpu": GPUS, "claims_error": "another launch is starting a run there"},
+        UnavailableError,
+        "another launch is starting a run there",
+    ),
+    ("no-image", {"image": None}, ConfigError, "ddpctl:1"),
+    ("other-image", {"image": inspected("sha256:bb")}, ConfigError, "sha256:bb"),
+    ("too-few-gpus", {"gpu": GPUS[:1]}, ConfigError, "1 GPU, not 2"),
+    ("busy-gpus", {"gpu": GPUS, "busy": GPUS[:2]}, UnavailableError, "1 of 3"),
+    (
+        "nvidia-smi",
+        {"gpu_error": "exit code 15: GPU is lost", "gpu": GPUS},
+        UnavailableError,
+        "exit code 15: GPU is lost",
+    ),
+    ("nvidia-runtime", {"gpu": GPUS, "runtimes": "{}"}, UnavailableError, "nvidia-container-toolkit"),
+    ("same-machine", {"machine": "gpu1 /home/alice 12ab"}, ConfigError, "box2 and box1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "cause"), [pytest.param(*row, id=name) for name, *row in REFUSALS])
+def test_a_host_that_is_not_ready_is_refused(changes: dict[str, Any], kind: type[DdpctlError], cause: str) -> None:
+    gpus = {"gpu": GPUS} if "gpu" in changes else {}
+    with pytest.raises(kind) as error:
+        submit(facts(1, machine="gpu1 /home/alice 12ab", **gpus), facts(2, **changes))
+    lines = str(error.value).splitlines()
+    assert (type(error.value), type(error.value.__cause__)) == (kind, NotStartedError)
+    assert "1 of 2" in lines[0]
+    assert [(line.split()[0], line.endswith("not ready")) for line in lines[2:4]] == [("box1", False), ("box2", True)]
+    (sentence,) = lines[4:]
+    assert (sentence.startswith("box2: "), cause in sentence) == (True, True)
+
+
+HEAD = "targets:\n  boxes:\n    kind: ssh\n"
+
+
+def load(text: str, tmp_path: Path) -> Request:
+    (tmp_path / "ddpctl.yaml").write_text(HEAD + text)
+    kinds = targets.kinds()
+    return config.load(file=tmp_path / "ddpctl.yaml", target="boxes", kinds=kinds)
+
+
+WHOLE = """\
+    hosts:
+      - box1
+      - alice@10.0.0.2:2222
+      - "[fe80::1]:22"
+      - {address: box4, user: bob, port: 23, key: ~/.ssh/box, peer: 10.0.0.4, gpus: 2}
+    runtime: podman
+"""
+
+
+def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
+    options = load(WHOLE, tmp_path).options
+    assert options == SshOptions(
+        hosts=(
+            SshHost(address="box1"),
+            SshHost(address="10.0.0.2", user="alice", port=2222),
+            SshHost(address="fe80::1", port=22),
+            SshHost(address="box4", user="bob", port=23, key="~/.ssh/box", peer="10.0.0.4", gpus=2),
+        ),
+        runtime="podman",
+    )
+    assert targets.fill_options(SshOptions, json.loads(json.dumps(asdict(options)))) == options
+    with pytest.raises(ConfigError, match="hosts"):
+        targets.fill_options(SshOptions, {})

@@ -1,18 +1,23 @@
-"""What ranks have counted is kept over their starts, without the files of ended processes."""
+"""What a node tells of its ranks, its machine and its restarts, and what is kept over the starts of ranks."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from ddprank.heartbeat import Heart
+from ddprank.heartbeat import Beat, Heart
 from ddprun.files.node_dir import encode_summary, read_previous_run
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
-from ddprun.metrics import metrics
-from ddprun.metrics.metrics import RankSeries
+from ddprun.metrics import host_metrics, metrics
+from ddprun.metrics.metrics import MetricHistory, RankSeries
+from ddprun.metrics.recovery import Downtime
+from ddpwire.history import read_history
 from ddpwire.run_files import HEARTBEAT, SUMMARY, RankProcess, rank_heartbeat
 
 COUNT = """
@@ -173,3 +178,96 @@ def test_damaged_counts_of_a_rank_are_left_out(tmp_path: Path, sample: Any) -> N
     series.restore({"0": [["a", "Of mine.", "counter", [sample]]], "1": sound})
     collected = [sample for family in series.collect() for sample in family.samples if sample.name == "a_total"]
     assert [(sample.labels["kind"], sample.value) for sample in collected] == [("1", 3.0)]
+
+
+def test_the_first_start_of_a_run_has_met_and_a_later_one_has_waited_too() -> None:
+    assert Downtime(began_at=10.0).started(12.5) == "rendezvous=2.500,at=12.500"
+    again = Downtime(began_at=10.0, requeued_s=90.04)
+    assert again.requeued == {"requeued_s": 90.0}
+    assert again.started(11.0) == "requeue=90.040,rendezvous=1.000,at=11.000"
+
+
+def test_after_a_failure_the_time_since_the_last_sign_of_life_is_lost() -> None:
+    downtime = Downtime(began_at=0.0)
+    downtime.started(2.0)
+    downtime.ended(50.0, hung=True, beats=[Beat(step=3, at_s=19.0), Beat(step=3, at_s=20.0)])
+    assert downtime.started(51.0) == "hang=30.000,rendezvous=1.000,at=51.000"
+    downtime.ended(53.0, hung=False, beats=[])  # before its first step: since it was started
+    assert downtime.started(53.5) == "restart=2.000,rendezvous=0.500,at=53.500"
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    made = CollectorRegistry()
+    Gauge("ddp_loss", "", registry=made).set(0.5)
+    return made
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["ddp_loss"] for row in read_history((folder / "history.csv").read_text())]
+
+
+def test_rows_are_thinned_evenly(registry: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MAX_ROWS", 8)
+    kept = MetricHistory(tmp_path, registry)
+    gauge = registry._names_to_collectors["ddp_loss"]
+    for number in range(30):
+        gauge.set(number)  # type: ignore[attr-defined]
+        kept.add_row()
+    kept_losses = losses(tmp_path)
+    assert len(kept_losses) <= 8
+    assert kept_losses[-1] == 29
+    assert kept_losses == sorted(kept_losses)
+    assert kept._every_s == 64.0  # six times thinned; the test does not wait in between
+
+
+def test_a_later_ddprun_writes_on(registry: CollectorRegistry, tmp_path: Path) -> None:
+    MetricHistory(tmp_path, registry).add_row()
+    with (tmp_path / "history.csv").open("a") as file:
+        file.write("1234,0.")  # torn: it was killed
+    MetricHistory(tmp_path, registry).add_row()
+    assert losses(tmp_path) == [0.5, 0.5]
+
+
+class NotSupportedError(Exception):
+    """What NVML raises for a sensor that a device does not have."""
+
+
+def power(device: int) -> int:
+    if device == 1:
+        raise NotSupportedError
+    return 251_500
+
+
+NVML = SimpleNamespace(
+    NVMLError=NotSupportedError,
+    NVML_TEMPERATURE_GPU=0,
+    nvmlDeviceGetCount=lambda: 2,
+    nvmlDeviceGetHandleByIndex=lambda index: index,
+    nvmlDeviceGetUtilizationRates=lambda device: SimpleNamespace(gpu=50 * device + 25, memory=1),
+    nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=1024 * (device + 1), total=4096),
+    nvmlDeviceGetPowerUsage=power,
+    nvmlDeviceGetTemperature=lambda device, sensor: 40 + device + sensor,
+)
+
+
+def test_each_gpu_exports_its_series() -> None:
+    registry = CollectorRegistry()
+    registry.register(host_metrics.MachineSeries(NVML))
+    lines = generate_latest(registry).decode().splitlines()
+    assert [line for line in lines if line.startswith("ddp_device")] == [
+        'ddp_device_utilization_ratio{device="0"} 0.25',
+        'ddp_device_utilization_ratio{device="1"} 0.75',
+        'ddp_device_memory_used_bytes{device="0"} 1024.0',
+        'ddp_device_memory_used_bytes{device="1"} 2048.0',
+        'ddp_device_power_watts{device="0"} 251.5',
+        'ddp_device_temperature_celsius{device="0"} 40.0',
+        'ddp_device_temperature_celsius{device="1"} 41.0',
+    ]
+
+
+def test_cpu_and_memory_of_the_machine_are_exported() -> None:
+    before = psutil.cpu_times().user
+    modes = dict(host_metrics.cpu_seconds())
+    assert before <= modes["user"] < before + 10
+    assert dict(host_metrics.memory_bytes())["total"] == psutil.virtual_memory().total

@@ -1,10 +1,11 @@
-"""What a script sets before it imports torch: read from its source, and the same as under python."""
+"""What a script sets before it imports torch, and the variables of a job that ddprun is given in one."""
 
 import os
 
 import pytest
 
 from ddprun.settings.script_environment import UNKNOWN, may_train, set_before_torch
+from ddpwire import job_env, names
 
 SOURCES = {
     "item": ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n", ["OMP_NUM_THREADS"]),
@@ -76,3 +77,17 @@ def test_a_pipe_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "script.py")
     assert may_train(tmp_path / "script.py")
     assert set_before_torch(tmp_path / "script.py", tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["garbage", "[]", '{"A": 1}', "", "[" * 60_000, '{"A": "\\u0000"}', '{"A=B": ""}', '{"": ""}', '{"A": "\\ud800"}'],
+)
+def test_what_is_no_such_object_is_refused(text):
+    with pytest.raises(ValueError, match=names.JOB_ENV):
+        job_env.unpack({names.JOB_ENV: text})
+
+
+def test_nothing_to_carry_is_no_variable():
+    assert job_env.pack({}) == {}
+    assert job_env.unpack({"A": "b"}) == {"A": "b"}

@@ -1,13 +1,18 @@
-"""A node 0 that falls silent, and closes no connection, before the others train: every call to its store just waits."""
+"""A node 0 that falls silent before the others train, and how many calls it makes to its store as the nodes grow."""
 
 import contextlib
+import json
 import socket
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from torch.distributed import DistNetworkError, TCPStore
+from torch.distributed import DistNetworkError, HashStore, TCPStore
 
+from ddprun.nodes.consensus import LivenessTracker
+from ddprun.nodes.rendezvous import FixedRankRendezvous
 from ddprun.system import network, stores
 
 
@@ -74,3 +79,63 @@ def test_a_store_whose_machine_is_gone_raises_soon(silenced, call):
     for request in (call, lambda store: store.check(["a"])):
         with pytest.raises(DistNetworkError):
             request(store)
+
+
+class CountingStore:
+    """A store that counts the calls. When node 0 waits for a node, this node arrives."""
+
+    port = 1
+
+    def __init__(self) -> None:
+        self._store, self.calls = HashStore(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls += 1
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str], _timeout: object) -> None:
+        (key,) = keys
+        node = key.rpartition("/")[2]
+        for name in (key, f"claim/{node}"):
+            self._store.set(name, "")
+
+
+def calls_to_gather(num_nodes: int) -> int:
+    store = CountingStore()
+    config = SimpleNamespace(
+        node_rank=0,
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        one_port=True,
+        join_timeout_s=60.0,
+        is_replaced=False,
+        spares=0,
+        replaces_node_0=False,
+    )
+    rendezvous = object.__new__(FixedRankRendezvous)
+    rendezvous._config, rendezvous.control, rendezvous.attempt = cast(Any, config), store, 1
+    rendezvous._log, rendezvous._check_stop, rendezvous.previous_outcome = print, lambda: None, None
+    rendezvous._gather()
+    assert json.loads(store.get("1/group"))["members"] == list(range(num_nodes))
+    return store.calls
+
+
+def test_node_0_waits_for_nodes_with_a_number_of_calls_that_is_linear_in_them() -> None:
+    few, many = calls_to_gather(50), calls_to_gather(400)
+    assert many <= 12 * few  # 8 times the nodes; with a look at all of them after each arrival it is 60 times
+
+
+@pytest.mark.parametrize("num_nodes", [3, 300])
+def test_the_heartbeats_of_all_nodes_are_read_in_one_call(num_nodes: int) -> None:
+    store, beat = CountingStore(), {"at": 0.0, "attempt": 1, "signs": []}
+    for node in range(num_nodes):
+        store.set(f"beat/{node}", json.dumps(beat))
+    tracker = LivenessTracker(cast(Any, store), num_nodes)
+    tracker.begin_attempt(1, tuple(range(num_nodes)))
+    for number in range(10):  # in which all nodes are found, and none is silent for long
+        tracker.update(number / 100)
+    store.set("beat/2", json.dumps(beat | {"at": 1.0}))
+    before = store.calls
+    tracker.update(0.1)
+    assert store.calls - before == 1
+    assert (tracker.silent_s[1] > 0, tracker.silent_s[2]) == (True, 0.0)

@@ -1,5 +1,7 @@
-"""The command line and the environment: what they mean, and how wrong ones are refused."""
+"""The command line and the environment: what they mean, how wrong ones are refused, and those that the docs show."""
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from ddptrain.config import RankOptions, parse_options, shaping_options
 from ddptrain.distributed import RankInfo, check_strategy, read_rank_info, take_device
 from ddptrain.errors import TrainError
 from ddptrain.main import run
+from ddptrain.recipes import recipe_names
 from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
 from ddpwire.machine import usable_cores
 
@@ -196,3 +199,39 @@ def test_help_is_there_without_torch() -> None:
     imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
     assert "ddptrain" in imported
     assert not {"torch", "numpy", "torchvision", "prometheus_client", "rich"} & imported
+
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def shown() -> list[str]:
+    """Lines of code blocks, and code in tables and prose, that begin with ddptrain; without comments."""
+    found = set()
+    for page in PAGES:
+        text = page.read_text()
+        blocks = re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
+        lines = [*(line for block in blocks for line in block.splitlines()), *re.findall(r"`(ddptrain [^`]*)`", text)]
+        found |= {re.sub(r"\s+#.*", "", line) for line in lines if re.match(r"ddptrain( +-| *$| +#)", line)}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("line", [line for line in shown() if "--help" not in line])
+def test_a_shown_command_is_taken(line: str) -> None:
+    parse_options([word.replace("FILE.yaml", recipe_names()[0]) for word in shlex.split(line)[1:]], {})
+
+
+def test_the_docs_show_commands_and_every_recipe() -> None:
+    assert len(shown()) > 5
+    table = (ROOT / "docs" / "training.md").read_text()
+    assert [name for name in recipe_names() if f"`{name}`" not in table] == []
+
+
+def test_the_docs_say_what_a_recipe_must_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.yaml").write_text("options: {}\n")
+    with pytest.raises(SystemExit):
+        parse_options([f"--recipe={tmp_path}/own.yaml"], {})
+    refused = re.findall(r"--([a-z-]+)(?=[,;])", capsys.readouterr().err)
+    page = (ROOT / "docs" / "training.md").read_text()
+    told = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]
+    assert sorted(re.findall(r"`([a-z-]+)`", told)) == sorted(refused) == ["batch-size", "epochs", "lr", "model"]

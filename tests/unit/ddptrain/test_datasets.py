@@ -1,17 +1,23 @@
-"""The readers, on small files in the real formats."""
+"""The readers of images and of text, on small files in the real formats; the layouts of a Kaggle session."""
 
 import hashlib
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.messages import refused
-from tests.unit.ddptrain.formats import write_cifar, write_mnist
+from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 
 from ddptrain.config import DataOptions, parse_options
 from ddptrain.data import augment, datasets
 from ddptrain.data.datasets import SOURCES
+from ddptrain.data.kaggle import locate
+from ddptrain.data.text import TextBatches, load_text
+from ddptrain.distributed import RankInfo, World
 from ddptrain.errors import TrainError
 
 
@@ -98,3 +104,54 @@ def test_normalised_images_have_mean_0_and_deviation_1() -> None:
     assert normalised.shape == (100, 3, 8, 8)
     assert torch.allclose(normalised.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
     assert torch.allclose(normalised.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
+
+
+CPU = World(rank_info=RankInfo(), device=torch.device("cpu"), backend="gloo", data_group=None)
+
+
+def text(folder: Path, size: int = 1000) -> Path:
+    path = folder / "some.txt"
+    path.write_bytes(bytes(number % 251 for number in range(size)))
+    return path
+
+
+def test_each_byte_at_the_end_is_predicted_once_and_no_window_is_trained_on_twice(tmp_path: Path) -> None:
+    path = text(tmp_path)
+    options = parse_options(["--data=text", f"--data-dir={path}", "--context=16", "--no-augment"], {})
+    data = load_text(options.data, 0)
+    tested = data.test.batch(torch.arange(len(data.test))).labels_B.flatten()
+    assert bytes(tested.tolist()) == path.read_bytes()[-len(tested) :]
+    assert len(tested) == 96
+    trained = TextBatches(options, data, CPU.device).batch(torch.arange(len(data.train)), epoch=0)
+    assert torch.equal(trained.inputs[:, 1:], trained.labels_B[:, :-1])
+    assert bytes(trained.inputs.flatten().tolist()) == path.read_bytes()[: trained.inputs.numel()]
+
+
+@pytest.fixture
+def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    monkeypatch.setenv("DDP_KAGGLE_INPUT", str(tmp_path / "input"))
+    (tmp_path / "input").mkdir()
+    return tmp_path / "input"
+
+
+def loaded(name: str) -> list[tuple[int, ...]]:
+    options = locate(DataOptions(name=name, image_size=16), os.environ)
+    source = SOURCES[name]
+    if source.prepare:
+        source.prepare(options)
+    data = source.load(options, 0)
+    return [tuple(data.train.images_NHWC.shape), tuple(data.test.images_NHWC.shape)]
+
+
+@pytest.mark.parametrize("layout", ["cifar10-python/cifar-10-batches-py", "datasets/ann/cifar-10", "deep/down/there"])
+def test_cifar(layout: str, top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "made", "cifar10", monkeypatch)
+    shutil.copytree(tmp_path / "made" / "cifar-10-batches-py", top / layout)
+    write_pictures(top / "pictures")  # another input
+    assert loaded("cifar10") == [(50, 32, 32, 3), (10, 32, 32, 3)]
+    assert loaded("cifar10") == [(50, 32, 32, 3), (10, 32, 32, 3)]  # the links are there already

@@ -1,4 +1,4 @@
-"""Events: whole lines, in bounded files, that a reader of another version survives."""
+"""A node's files: events and history, which another version or a crash may have left; and only files are opened."""
 
 import multiprocessing
 import os
@@ -8,6 +8,8 @@ import pytest
 
 from ddpwire import events
 from ddpwire.events import EventLog, events_of, read_events
+from ddpwire.history import COLUMNS, HEADER, fold, line, read_history
+from ddpwire.run_files import read_regular
 
 
 def test_a_line_says_what_happened_and_no_more(tmp_path: Path) -> None:
@@ -65,3 +67,46 @@ def test_many_writers_tear_no_line_and_the_files_stay_small(tmp_path: Path, monk
 def test_a_fifo_that_nobody_reads_stops_no_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.jsonl")
     EventLog(tmp_path / "events.jsonl", node=0).emit("node_started")
+
+
+def test_counters_are_summed_and_of_gauges_the_largest_is_kept() -> None:
+    samples = [
+        ("ddp_samples_total", {"rank": "0"}, 10.0),
+        ("ddp_samples_total", {"rank": "1"}, 20.0),
+        ("ddp_last_step", {"rank": "0"}, 5.0),
+        ("ddp_last_step", {"rank": "1"}, 4.0),
+        ("ddp_step_phase_seconds_total", {"rank": "0", "phase": "data"}, 1.0),
+        ("ddp_step_phase_seconds_total", {"rank": "1", "phase": "data"}, 2.0),
+        ("a_script_s_own", {"rank": "0"}, 1.0),
+    ]
+    row = fold(samples)
+    assert row == {"ddp_last_step": 5.0, "ddp_samples_total": 30.0, "ddp_step_phase_seconds_total:data": 3.0}
+    (again,) = read_history(f"{HEADER}\n{line(1000.04, row)}\n")
+    assert again == {"time": 1000.0, **row}
+
+
+def test_every_column_is_a_series_of_the_catalogue_once() -> None:
+    names = HEADER.split(",")
+    assert len(names) == len(set(names)) == len(COLUMNS) + 1
+    assert names[0] == "time"
+
+
+def test_torn_lines_and_other_columns() -> None:
+    text = "time,ddp_loss,ddp_of_tomorrow\n1,0.5,7\n2,,\n3,0.\n4,abc,1\n,0.5,1\n5"
+    assert read_history(text) == (
+        {"time": 1.0, "ddp_loss": 0.5, "ddp_of_tomorrow": 7.0},
+        {"time": 2.0},
+        {"time": 3.0, "ddp_loss": 0.0},
+        {"time": 5.0},
+    )
+    assert read_history("") == ()
+
+
+def test_a_file_is_read_and_a_fifo_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a\n")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(tmp_path / "fifo")
+    assert read_regular(tmp_path / "file") == b"a\n"
+    for path in (tmp_path / "fifo", tmp_path / "link", Path("/dev/zero"), tmp_path, tmp_path / "gone"):
+        with pytest.raises(OSError, match=r"regular|directory|No such"):
+            read_regular(path)
