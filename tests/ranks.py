@@ -5,7 +5,6 @@ They are forks (tests/forks.py), except where the start of a process is the poin
 
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from bench.measuring import free_port
 from tests import forks
 
 TIMEOUT_S = 240.0
@@ -102,14 +102,7 @@ def train(start: Start) -> Callable[..., list[Ended]]:
 
 def _environs(size: int, node_size: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
     """The environment of each rank."""
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if size > 1 else {}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if size > 1 else {}
     world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(node_size), **master}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank % node_size)} for rank in range(size)]
     return [{**os.environ, **world, **of_rank, **environ} for of_rank in ranks]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -1,12 +1,9 @@
 """A real Slurm cluster on this machine: a controller and nodes, each with a name and an address of its own.
 
-    python -m tests.cluster.slurm_lab [--nodes 2] [--gpus 2] [COMMAND ...]
-
-runs COMMAND (default: a shell) on the controller of a cluster that is gone afterwards. Needs root on Linux, slurm-wlm
-and munge. It knows Slurm and nothing of runs. The machines are those of bench/lab.py; the last one is the controller.
+Needs root on Linux, slurm-wlm and munge. It knows Slurm and nothing of runs. The machines are those of bench/lab.py;
+the last one is the controller.
 """
 
-import argparse
 import contextlib
 import os
 import secrets
@@ -159,20 +156,3 @@ def _wait(is_there: Callable[[], bool], folder: Path, process: subprocess.Popen[
             last = [f"{log.stem}: {line}" for log in folder.glob("*.log") for line in log.read_text().splitlines()[-3:]]
             raise RuntimeError("\n".join(["Slurm did not come up:", *last]))
         time.sleep(0.05)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
-    args = parser.parse_args()
-    if why := missing():
-        sys.exit(why)
-    with cluster(args.nodes, gpus=args.gpus) as slurm:
-        done = subprocess.run(slurm.head.command(*(args.command or ["bash"])), env=slurm.environ, check=False)
-    sys.exit(done.returncode)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ import contextlib
 import getpass
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,9 +148,3 @@ def box(
 def user() -> str:
     """Who the sshds let in."""
     return getpass.getuser()
-
-
-def free_port() -> int:
-    """A port that nobody has just now on the loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from bench.measuring import free_port
 from tests.cluster import docker_lab
-from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, free_port
+from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box
 from tests.e2e.driver import wait_until
 
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING or ""), pytest.mark.timeout(1800)]

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import re
 import signal
 import sys
@@ -176,27 +175,3 @@ def test_time_limit_saves_and_requeues_and_scancel_saves_and_does_not(site: Site
     assert (outcome.code, outcome.cause) == (143, "stopped")
     assert saved() == outcome.step > step
     assert log().count("slurm: requeued") == 1
-
-
-def test_job_of_a_lost_node_is_requeued_and_resumes(site: Site) -> None:
-    def phases() -> list[str]:
-        return [span["phase"] for span in json.loads(site.ddpctl("timeline", "lost", "--json"))["spans"]]
-
-    site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", *SLOW, *LONG, "--checkpoint-every", "10")
-    job = site.job("lost")
-    site.until_log("lost", r"epoch  2/")
-    os.kill(int((site.slurm.folder / "slurmd-node-1.pid").read_text()), signal.SIGKILL)
-    until(lambda: site.state(job) == "PENDING", 60, lambda: site.state(job))
-    reached = site.checkpoints("lost")[-1]
-    waiting = json.loads(site.ddpctl("status", "lost", "--json"))
-    assert (waiting["state"], "requeue 1 of 20" in waiting["message"]) == ("pending", True)
-    assert phases()[-1] == "queue"
-    start_soon(site, job)
-    site.until_log("lost", r"continuing at step")
-    assert int(re.findall(r"continuing at step (\d+) of", site.log("lost"))[-1]) > reached
-    site.ddpctl("stop", "lost")
-    assert json.loads(site.ddpctl("timeline", "lost", "--json"))["restarts"] == 1
-    seen = phases()
-    queued = max(index for index, phase in enumerate(seen) if phase == "queue")
-    assert "training" in seen[:queued]
-    assert seen[queued + 1 :][:2] == ["start", "preflight"]

@@ -177,19 +177,6 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab) -> None:
     assert lab.alive("night") == {}
 
 
-def test_second_ctrl_c_kills_ranks_that_do_not_end(lab: Lab) -> None:
-    script = lab.folder / "script.py"
-    script.write_text(INTERRUPTED.replace("sleep(2)", "sleep(300)").replace('"12"', '""'))
-    launched = lab.start("launch", "--name", "late", "--", str(script))
-    lab.until(launched, lambda: lab.output().count("] ready\n") == 4, "the ranks")
-    os.killpg(launched.pid, signal.SIGINT)
-    lab.until(launched, lambda: lab.output().count("] interrupted\n") == 4, "the first interrupt")
-    os.killpg(launched.pid, signal.SIGINT)
-    assert launched.wait(60) == 130, lab.output()
-    assert "saved\n" not in lab.output()
-    assert lab.alive("late") == {}
-
-
 def test_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab) -> None:
     launched = lab.start("launch", "--name", "night", *FOREVER)
     lab.until(launched, lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch")

@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fingerprint, free_port
+from bench.measuring import free_port
+from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fingerprint
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import ConfigError

@@ -59,13 +59,6 @@ def test_what_cannot_be_on_kaggle_is_refused_before_the_client_is_called(there: 
         assert key in done.stderr
 
 
-def test_a_dry_run_prints_the_push_and_makes_nothing(there: World) -> None:
-    done = there.ddpctl("launch", "--dry-run", *NAME, "--", "train.py")
-    assert (done.returncode, done.stdout) == (0, f"kaggle kernels push --path {there.runs}/night/kaggle\n")
-    assert asked(there.folder.parent) == [["config", "view"]]
-    assert not (there.runs / "night").exists()
-
-
 def test_render_writes_the_notebook_without_a_client(there: World) -> None:
     (there.bin / "kaggle").unlink()
     (there.folder / "train.py").write_text("print('hello')\n")

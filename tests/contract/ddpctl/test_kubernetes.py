@@ -59,14 +59,6 @@ def test_a_launch_makes_each_object_once_and_no_record_has_its_secret(still: Kub
     assert secret[1] not in "".join((*written, *still.calls()))
 
 
-def test_a_refused_launch_leaves_no_record(cluster: Kubernetes) -> None:
-    cluster.program("refusing", "#!/bin/sh\necho 'Unauthorized' >&2\nexit 1\n")
-    (cluster.bin / "kubectl").unlink()
-    (cluster.bin / "refusing").rename(cluster.bin / "kubectl")
-    done = cluster.ddpctl(*DETACHED)
-    assert (done.returncode, done.stdout, (cluster.runs / "night").exists()) == (69, "", False)
-
-
 def test_status_has_a_row_for_each_pod(cluster: Kubernetes) -> None:
     cluster.enter("pending")
     reports = cluster.json("status", "night")["node_reports"]
@@ -220,13 +212,12 @@ def test_a_launch_that_cannot_be_taken_back_keeps_its_record(still: Kubernetes) 
     assert still.objects() == []
 
 
-@pytest.mark.parametrize("project", [["*.py"], ["*"]], ids=["scripts", "all"])
-def test_files_whose_names_suggest_secrets_are_not_sent(still: Kubernetes, project: list[str]) -> None:
+def test_files_whose_names_suggest_secrets_are_not_sent(still: Kubernetes) -> None:
     """In a folder that is no git repository, where nothing is ignored."""
     for name in ("credentials.json", "secrets.yaml", ".env"):
         (still.folder / name).write_text("canary")
     settings = json.loads((still.folder / "ddpctl.yaml").read_text())
-    settings["targets"]["there"]["project"] = project
+    settings["targets"]["there"]["project"] = ["*"]
     (still.folder / "ddpctl.yaml").write_text(json.dumps(settings))
     done: Ended = still.ddpctl("launch", "--dry-run", "--name", "night", "--", "train.py")
     assert done.returncode == 0, done.stderr
@@ -235,5 +226,4 @@ def test_files_whose_names_suggest_secrets_are_not_sent(still: Kubernetes, proje
     maps = [text for text in done.stdout.split("END_OF_INPUT") if "kind: ConfigMap" in text]
     data = [yaml.safe_load(text[text.index("apiVersion") :])["data"] for text in maps]
     assert [sorted(name.partition("-")[2] for name in files) for files in data] == [["train.py"]]
-    if project == ["*"]:
-        assert all(name in done.stderr for name in ("credentials.json", "secrets.yaml", ".env"))
+    assert all(name in done.stderr for name in ("credentials.json", "secrets.yaml", ".env"))

@@ -1,7 +1,6 @@
 """The exit code and the one outcome of both nodes."""
 
 import json
-import signal
 
 import pytest
 
@@ -52,14 +51,6 @@ def test_a_script_that_one_node_lacks_ends_both_nodes_at_once(runs, tmp_path):
         for number, folder in enumerate(folders)
     ]
     assert [node.end() for node in nodes] == [66, 66]
-
-
-def test_ranks_that_save_on_a_signal_end_both_nodes_with_its_code(runs):
-    """SIGTERM: test_two_nodes.py."""
-    nodes = runs.pair("act.py", "all=save")
-    runs.wait_until_ready(*nodes)
-    nodes[1].process.send_signal(signal.SIGUSR1)
-    assert ended(*nodes) == (138, "stopped", 1, 1)
 
 
 LEFT_ALONE = """

@@ -101,10 +101,8 @@ def test_a_node_without_file_locks_starts_and_refuses_a_second_one(tmp_path):
 
 def test_a_node_whose_files_hang_still_answers_and_trains(runs, tmp_path):
     """The process that writes is stopped, as by a disk that hangs: heartbeats and metrics go on."""
-    (tmp_path / "beats.py").write_text(BEATS)
-    node = runs.start(str(tmp_path / "beats.py"), options=("--nproc-per-node", "1"))
-    runs.until(lambda: (steps_of(node) or 0) > 3)
-    writer = next(one for one in children_of(node) if os.getsid(one) != one)
+    node = beating_node(runs, tmp_path)
+    writer = next(pid for pid in children_of(node) if os.getsid(pid) != pid)
     os.kill(writer, signal.SIGSTOP)
     before = steps_of(node)
     runs.until(lambda: steps_of(node) > before + 20)
@@ -115,15 +113,21 @@ def test_a_node_whose_files_hang_still_answers_and_trains(runs, tmp_path):
 
 
 def test_a_runtime_folder_that_is_emptied_ends_nothing(runs, tmp_path):
-    (tmp_path / "beats.py").write_text(BEATS)
-    node = runs.start(str(tmp_path / "beats.py"), options=("--nproc-per-node", "1"))
-    runs.until(lambda: (steps_of(node) or 0) > 3)
+    node = beating_node(runs, tmp_path)
     shutil.rmtree(runtime_of(node))
     runs.until(lambda: Path(runtime_of(node), rank_metrics(0)).exists())
     assert node.process.poll() is None
     os.kill(node.process.pid, signal.SIGTERM)
     node.end()
     assert runs.remaining() == []
+
+
+def beating_node(runs, folder):
+    """Return a node whose rank has taken steps."""
+    (folder / "beats.py").write_text(BEATS)
+    node = runs.start(str(folder / "beats.py"), options=("--nproc-per-node", "1"))
+    runs.until(lambda: (steps_of(node) or 0) > 3)
+    return node
 
 
 def runtime_of(node) -> str:

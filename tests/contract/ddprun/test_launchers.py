@@ -50,9 +50,3 @@ def test_the_ranks_of_two_nodes_get_one_world(runs, launcher):
     assert [node.end() for node in nodes] == [0, 0], [node.messages() for node in nodes]
     worlds = [json.loads((runs.run_dir / f"node-{node}" / f"rank-{node}.log").read_text()) for node in (0, 1)]
     assert [tuple(world.values()) for world in worlds] == [(str(n), "0", str(n), "2", "127.0.0.1") for n in (0, 1)]
-
-
-def test_a_second_slurm_task_of_a_node_ends_at_once_with_0(runs):
-    env = slurm(0, FREE_PORT_RANGE[0]) | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "1"}
-    assert runs.start("act.py", env=env).end() == 0
-    assert not list(runs.run_dir.glob("node-*/rank-*"))

@@ -59,13 +59,6 @@ def test_a_setup_that_takes_too_long_is_killed_with_its_children(runs):
     assert runs.remaining() == []
 
 
-def test_output_without_line_breaks_is_cut_into_lines(runs):
-    node = runs.start("act.py", "all=0", options=commands("head -c 300000 /dev/zero | tr '\\0' x"))
-    assert node.end() == 0
-    lines = [line for line in node.stderr.read_text().splitlines() if "node_setup: xxx" in line]
-    assert (len(lines), max(map(len, lines)) < 70_000) == (5, True)
-
-
 def test_a_stop_during_setup_ends_it(runs):
     node = runs.start("act.py", "all=0", options=commands("sleep 600; true"))
     runs.until(lambda: "node_setup: sleep" in node.stderr.read_text())

@@ -2,17 +2,10 @@
 
 import json
 import subprocess
-import sys
+
+from tests.unit.ddprun.test_nodectl import NODECTL, nodectl
 
 from ddpwire.run_files import Outcome
-
-NODECTL = [sys.executable, "-m", "ddprun.nodectl"]
-
-
-def nodectl(*args, **kw):
-    """Exit code, stdout and stderr."""
-    done = subprocess.run([*NODECTL, *map(str, args)], capture_output=True, text=True, timeout=240, check=False, **kw)
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_show_and_signal_a_node(runs):

@@ -26,7 +26,8 @@ def test_the_console_shows_the_rank_that_failed_first(runs) -> None:
     assert [line[: len("[node0 rank1]")] for line in lines] == ["[node0 rank1]"] * len(lines)
     assert lines[-1].endswith("ValueError: bad label 17")
     assert all("RuntimeError: gloo/pair.cc: the connection is closed" in node.log(rank) for rank in (0, 2))
-    assert (node.outcome().cause, node.outcome().rank) == ("error", 1)
+    assert (node.outcome().cause, node.outcome().node, node.outcome().rank) == ("error", 0, 1)
+    assert "ValueError: bad label 17" in node.outcome().message
     suppressed, failure = node.messages()[1:]
     assert "rank-0.log, rank-2.log" in suppressed
     assert "rank-1.log" in failure
@@ -70,13 +71,6 @@ def test_the_order_of_both_streams_is_kept_where_they_lead_to_one_place(tmp_path
         numbers = [line for line in done.stdout.splitlines() if line.isdigit()]
         assert numbers == [b"%d" % number for number in range(500)]
     assert (tmp_path / "run/node-0/rank-1.log").read_bytes().splitlines() == numbers
-
-
-def test_the_message_has_the_error_of_the_script(runs):
-    node = runs.start("raise.py")
-    assert node.end() == 1
-    assert (node.outcome().cause, node.outcome().node, node.outcome().rank) == ("error", 0, 0)
-    assert "ValueError: bad label 17" in node.outcome().message
 
 
 def test_without_a_folder_a_success_leaves_none(tmp_path):

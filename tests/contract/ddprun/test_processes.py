@@ -41,20 +41,6 @@ def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs):
     assert any("exec" in line for line in node.messages()), "nothing is left that has imported torch"
 
 
-@pytest.fixture
-def stopped_while_starting(runs):
-    """A node that has asked its supervisor for a rank, and the supervisor, which is stopped again and again."""
-    node = runs.start("act.py", "again=0", options=("--max-restarts", "1"))
-    supervisor = runs.until(lambda: supervisor_of(node))
-
-    def stop():
-        supervisor.suspend()
-        return "SIGSTOP" in node.stderr.read_text()
-
-    runs.until(stop)
-    return node, supervisor
-
-
 def supervisor_of(node):
     """The fork of a node's ddprun that leads a session of its own, as soon as it is there."""
     ddprun = psutil.Process(node.process.pid)
@@ -63,14 +49,6 @@ def supervisor_of(node):
             if child.cmdline() == ddprun.cmdline() and os.getsid(child.pid) == child.pid:
                 return child
     return None
-
-
-def test_a_supervisor_that_is_killed_between_a_request_and_its_answer_costs_a_restart(runs, stopped_while_starting):
-    node, supervisor = stopped_while_starting
-    supervisor.kill()
-    assert node.end() == 0
-    assert [event.facts["reason"] for event in node.events() if event.event == "restart"] == ["killed"]
-    assert runs.remaining() == []
 
 
 def test_a_stopped_supervisor_is_named_and_continued_while_ranks_run(runs):

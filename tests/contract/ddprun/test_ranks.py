@@ -103,18 +103,6 @@ def check_shares_of_cores(runs, *options):
         assert f"rank {rank} on cores {format_ranges(own)}" in lines
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_nproc_per_node_auto_counts_the_cores_of_the_affinity_as_torchrun_does(runs):
-    runs.executed, cores = True, os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        node = runs.start("environment.py", "WORLD_SIZE", options=("--nproc-per-node", "auto"))
-    finally:
-        os.sched_setaffinity(0, cores)
-    assert node.end() == 0
-    assert json.loads(node.log(0)) == {"WORLD_SIZE": "1"}
-
-
 def test_ddprun_forks_unless_it_is_told_to_execute_or_a_fork_would_be_another_program(runs, tmp_path):
     (tmp_path / "script.py").write_text("import gc; print(gc.get_freeze_count() > 0)")
     for options, hidden in (((), ""), (("--exec",), ""), ((), "queue.py")):
@@ -133,22 +121,6 @@ def test_a_rank_sees_them_and_so_does_ddprun_from_its_start(runs):
     assert node.end() == 0
     path = f"{Path(sys.executable).parent}:{os.defpath}"  # an empty PATH counts as none
     assert json.loads(node.log(0)) == {**ENV, "PATH": path, "DDP_PUSHGATEWAY": None, "DDP_JOB_ENV": None}
-
-
-def test_torchruns_role_virtual_local_rank_and_run_path(runs, tmp_path):
-    script = tmp_path / "show.py"
-    script.write_text(
-        "import os, sys\n"
-        "names = ('RANK', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES', 'ROLE_NAME', 'ROLE_RANK', 'ROLE_WORLD_SIZE')\n"
-        "open(os.environ['RANK'], 'w').write(str([__name__, sys.argv[1:], *(os.environ[name] for name in names)]))\n"
-    )
-    flags = ("--nproc-per-node", "2", "--role", "trainer", "--virtual-local-rank", "--run-path")
-    node = runs.start(script, "--lr", "1", options=flags, env={"CUDA_VISIBLE_DEVICES": "5, 7"}, cwd=tmp_path)
-    assert node.end() == 0
-    shown = [(tmp_path / rank).read_text() for rank in "01"]
-    assert shown == [
-        str(["__main__", ["--lr", "1"], rank, "0", gpu, "trainer", rank, "2"]) for rank, gpu in (("0", "5"), ("1", "7"))
-    ]
 
 
 def test_two_ranks_that_never_meet_are_named_as_copies(runs, tmp_path):

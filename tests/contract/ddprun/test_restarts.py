@@ -64,16 +64,6 @@ def test_a_stopped_rank_is_named_and_killed(runs):
         assert all((state["threads"] is None) == (number == 3) for number, state in states.items())
 
 
-def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs):
-    options = ("--nproc-per-node", "2", "--hang-timeout", "1")
-    node = runs.start("steps.py", "--fail", "1.1=sleep@7", options=options)
-    assert node.end() == 0
-    assert node.facts() == DONE
-    (failed,) = [event for event in node.events() if event.event == "failed"]
-    assert (failed.facts["cause"], failed.node, failed.rank in (0, 1), failed.step) == ("hang", 0, True, 6)
-    assert any("RUN/node-0/stacks-attempt-1.txt" in line for line in node.messages())
-
-
 def test_a_node_that_was_killed_and_is_started_again_joins_the_next_attempt(runs):
     port, args = runs.free_port(), ("steps.py", "--steps", "200", "--pause", "0.01")
     first = runs.start(*args, nodes="2", port=port)
@@ -97,16 +87,6 @@ def test_a_job_that_may_shrink_goes_on_without_a_lost_node(runs):
     second.process.kill()
     runs.until(lambda: first.log(0).count("attempt 2: rank 0 of 1") == 1)
     assert first.end() == 0
-
-
-def test_a_node_0_that_falls_silent_is_named(runs):
-    """No connection is closed when a machine loses its power: every call to its store just waits."""
-    first, second = runs.pair("steps.py", "--steps", "100000")
-    runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
-    first.process.send_signal(signal.SIGSTOP)
-    assert second.end() == 137
-    assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
-    first.process.kill()
 
 
 SAY = """

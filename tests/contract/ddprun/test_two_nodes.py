@@ -1,20 +1,24 @@
 """Two ddpruns agree on the first failure and on the exit code."""
 
-import json
 import signal
+
+import pytest
 
 from ddpwire.run_files import Outcome
 
 
-def test_a_stop_of_one_node_ends_both_with_its_code(runs):
-    first, second = runs.pair("act.py", "all=save")
-    runs.wait_until_ready(first, second)
-    second.process.send_signal(signal.SIGTERM)
-    assert (first.end(), second.end()) == (143, 143)
-    assert first.facts() == Outcome(code=143, cause="stopped", message="", node=1, rank=1, retry=True)
-    assert second.outcome() == first.outcome()
-    assert "SIGTERM" in first.outcome().message
-    assert first.log(0) == "ready\nsaved on SIGTERM\n"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_stop_of_one_node_ends_both_with_its_code(runs, number):
+    """Also a Ctrl-C: ddpctl signals each host by itself, so the nodes get it at different times."""
+    nodes = runs.pair("act.py", "all=save")
+    runs.wait_until_ready(*nodes)
+    nodes[1].process.send_signal(number)
+    assert [node.end() for node in nodes] == [128 + number] * 2
+    retry, first = number != signal.SIGINT, nodes[0]
+    assert first.facts() == Outcome(code=128 + number, cause="stopped", message="", node=1, rank=1, retry=retry)
+    assert nodes[1].outcome() == first.outcome()
+    assert number.name in first.outcome().message
+    assert [node.log(rank) for rank, node in enumerate(nodes)] == [f"ready\nsaved on {number.name}\n"] * 2
 
 
 def test_a_stop_of_a_node_that_is_replaced_ends_it_alone(runs, monkeypatch):
@@ -54,23 +58,6 @@ def test_a_new_pod_waits_for_the_folder_of_a_pod_that_still_runs(runs, monkeypat
     second.process.send_signal(signal.SIGTERM)
     assert second.end() == 143
     runs.until(lambda: new.state().pid == new.process.pid and new.state().state == "training")
-    stop(first, new)
-
-
-def test_a_new_pod_without_a_claim_waits_for_the_number_of_a_pod_that_still_runs(runs, monkeypatch, tmp_path):
-    monkeypatch.setenv("DDP_NODE_REPLACED", "1")
-    port = runs.free_port()
-    first, second = runs.pair("act.py", "all=save", port=port)
-    runs.wait_until_ready(first, second)
-    own = {"DDP_RUN_DIR": str(tmp_path / "own")}
-    runs.executed = True  # a fork would have the others' token, by which a store tells two ddpruns of a node apart
-    new = runs.start("act.py", "all=save", node=1, nodes="2", port=port, env=own)
-    runs.until(lambda: "another ddprun has the number of this node: it is alive" in new.stderr.read_text())
-    assert [node.process.poll() for node in (first, second, new)] == [None] * 3
-    second.process.send_signal(signal.SIGTERM)
-    assert second.end() == 143
-    state = tmp_path / "own/node-1/node.json"
-    runs.until(lambda: json.loads(state.read_text())["state"] == "training")
     stop(first, new)
 
 

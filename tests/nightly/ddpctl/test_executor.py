@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.unit.ddpctl.test_executor import PYTHON, wait_for
+from tests.fixtures.nodes import until
+from tests.unit.ddpctl.test_executor import PYTHON
 
 READER = """
 import os, sys
@@ -41,7 +42,7 @@ def test_a_background_command_reads_from_the_terminal_of_its_launcher(tmp_path: 
         os.execv(PYTHON, (PYTHON, "-c", LENDER, READER, str(log), has))  # noqa: S606
     try:
         os.write(terminal, b"a line\n")
-        wait_for(log, written)
+        until(lambda: log.exists() and log.read_text() == written, 20)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

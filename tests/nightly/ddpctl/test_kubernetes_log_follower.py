@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.nodes import until
 from tests.unit.ddpctl.kubernetes_lab import DATA
-from tests.unit.ddpctl.test_kubernetes_log_follower import Cluster, pod, printed, start, wait_for
+from tests.unit.ddpctl.test_kubernetes_log_follower import Cluster, pod, printed, start
 
 from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog
@@ -24,14 +25,14 @@ def test_the_logs_of_every_pod_and_of_its_replacement_are_printed_once(cluster: 
         cluster.emit("running-worker-0", "[node0 rank0] a")
         cluster.emit("running-worker-1", "[node1 rank1] b")
         cluster.pods(pod(0, "x"), pod(1, "y", state="waiting"))
-        wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
+        until(lambda: printed(cluster) == ["[node0 rank0] a"])
         cluster.pods(pod(0, "x"), pod(1, "y"))
-        wait_for(lambda: len(printed(cluster)) == 2)
+        until(lambda: len(printed(cluster)) == 2)
         (cluster.folder / "running-worker-1.done").touch()
         (cluster.folder / "running-worker-1").write_text("[node1 rank1] new\n")
         (cluster.folder / "running-worker-1.previous").write_text("[node1 rank1] last words\n")
         cluster.pods(pod(0, "x"), pod(1, "yy", restarts=1))
-        wait_for(lambda: "[node1 rank1] new" in printed(cluster))
+        until(lambda: "[node1 rank1] new" in printed(cluster))
         cluster.emit("running-worker-0", "[node0 rank0] the end")
         (cluster.folder / "running-worker-0.done").touch()
         cluster.job("succeeded")
@@ -53,7 +54,7 @@ def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None
     cluster.emit("running-worker-0", "[node0 rank0] a")
     cluster.pods(pod(0, "x"))
     follower = start(cluster)
-    wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
+    until(lambda: printed(cluster) == ["[node0 rank0] a"])
     mine = f"CLUSTER={cluster.folder}".encode()
 
     def alive() -> list[str]:
@@ -67,7 +68,7 @@ def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None
     assert len(alive()) >= 2
     follower.kill()
     follower.communicate()
-    wait_for(lambda: not alive())
+    until(lambda: not alive())
 
 
 @pytest.mark.parametrize("labels", [None, {"ddpctl.uid": "f00dfeed0000"}])

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.fixtures.nodes import until
 from tests.unit.ddpctl.slurm_standins import SYSTEM, StandIns
-from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, config, start, until, wait_for_go, was_requeued
+from tests.unit.ddpctl.test_slurm_batch_script import GIVEN, IMAGE, JOB, config, start, wait_for_go, was_requeued
 
 from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.slurm.batch_script import directives, render_script

@@ -17,7 +17,28 @@ from ddprun.system.errors import NodeError
 from ddpwire.exits import Exit
 
 secret = test_faults_of_ddprun.secret  # the fixture
-stopped_while_starting = test_processes.stopped_while_starting  # the fixture
+
+
+@pytest.fixture
+def stopped_while_starting(runs):
+    """A node that has asked its supervisor for a rank, and the supervisor, which is stopped again and again."""
+    node = runs.start("act.py", "again=0", options=("--max-restarts", "1"))
+    supervisor = runs.until(lambda: test_processes.supervisor_of(node))
+
+    def stop():
+        supervisor.suspend()
+        return "SIGSTOP" in node.stderr.read_text()
+
+    runs.until(stop)
+    return node, supervisor
+
+
+def test_a_supervisor_that_is_killed_between_a_request_and_its_answer_costs_a_restart(runs, stopped_while_starting):
+    node, supervisor = stopped_while_starting
+    supervisor.kill()
+    assert node.end() == 0
+    assert [event.facts["reason"] for event in node.events() if event.event == "restart"] == ["killed"]
+    assert runs.remaining() == []
 
 
 def test_sigterm_ends_a_node_whose_supervisor_does_not_answer(runs, stopped_while_starting):

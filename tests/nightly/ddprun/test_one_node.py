@@ -1,11 +1,13 @@
 """One ddprun and its ranks: nothing outlives it, and signals reach who they are meant for."""
 
+import json
 import os
 import random
 import signal
 import time
 
 import pytest
+from tests.contract.ddprun.test_node_commands import commands
 from tests.contract.ddprun.test_signals import INTERRUPTED
 
 from ddprun.ranks.termination import SAME_REQUEST_S
@@ -81,3 +83,38 @@ def test_max_restarts_is_torchruns(runs, deed, option, code):
     node = runs.start("act.py", deed, "again=0", options=(option, "1"))
     assert node.end() == code
     assert node.outcome().attempt == (1 if code else 2)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_nproc_per_node_auto_counts_the_cores_of_the_affinity_as_torchrun_does(runs):
+    runs.executed, cores = True, os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        node = runs.start("environment.py", "WORLD_SIZE", options=("--nproc-per-node", "auto"))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert node.end() == 0
+    assert json.loads(node.log(0)) == {"WORLD_SIZE": "1"}
+
+
+def test_torchruns_role_virtual_local_rank_and_run_path(runs, tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import os, sys\n"
+        "names = ('RANK', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES', 'ROLE_NAME', 'ROLE_RANK', 'ROLE_WORLD_SIZE')\n"
+        "open(os.environ['RANK'], 'w').write(str([__name__, sys.argv[1:], *(os.environ[name] for name in names)]))\n"
+    )
+    flags = ("--nproc-per-node", "2", "--role", "trainer", "--virtual-local-rank", "--run-path")
+    node = runs.start(script, "--lr", "1", options=flags, env={"CUDA_VISIBLE_DEVICES": "5, 7"}, cwd=tmp_path)
+    assert node.end() == 0
+    shown = [(tmp_path / rank).read_text() for rank in "01"]
+    assert shown == [
+        str(["__main__", ["--lr", "1"], rank, "0", gpu, "trainer", rank, "2"]) for rank, gpu in (("0", "5"), ("1", "7"))
+    ]
+
+
+def test_output_without_line_breaks_is_cut_into_lines(runs):
+    node = runs.start("act.py", "all=0", options=commands("head -c 300000 /dev/zero | tr '\\0' x"))
+    assert node.end() == 0
+    lines = [line for line in node.stderr.read_text().splitlines() if "node_setup: xxx" in line]
+    assert (len(lines), max(map(len, lines)) < 70_000) == (5, True)

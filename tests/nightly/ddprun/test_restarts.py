@@ -7,7 +7,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.contract.ddprun.test_restarts import steps_of
+from tests.contract.ddprun.test_restarts import DONE, steps_of
+
+from ddpwire.run_files import Outcome
 
 
 @pytest.mark.parametrize(("deed", "code"), [pytest.param(-11, 139, id="sigsegv"), pytest.param(255, 255, id="255")])
@@ -106,3 +108,23 @@ def test_what_a_flight_recorder_dumps_of_a_hang_is_kept_for_each_attempt(runs):
     assert node.end() == 0
     kept = {path.name: path.read_text() for path in node.folder.glob("flight-recorder-*")}
     assert kept == {f"flight-recorder-attempt-{attempt}-rank-0": f"attempt {attempt}" for attempt in (1, 2)}
+
+
+def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs):
+    options = ("--nproc-per-node", "2", "--hang-timeout", "1")
+    node = runs.start("steps.py", "--fail", "1.1=sleep@7", options=options)
+    assert node.end() == 0
+    assert node.facts() == DONE
+    (failed,) = [event for event in node.events() if event.event == "failed"]
+    assert (failed.facts["cause"], failed.node, failed.rank in (0, 1), failed.step) == ("hang", 0, True, 6)
+    assert any("RUN/node-0/stacks-attempt-1.txt" in line for line in node.messages())
+
+
+def test_a_node_0_that_falls_silent_is_named(runs):
+    """No connection is closed when a machine loses its power: every call to its store just waits."""
+    first, second = runs.pair("steps.py", "--steps", "100000")
+    runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
+    first.process.send_signal(signal.SIGSTOP)
+    assert second.end() == 137
+    assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
+    first.process.kill()

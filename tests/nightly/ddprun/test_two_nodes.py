@@ -1,8 +1,10 @@
 """Two ddpruns agree: on their ranks, on the first failure, on the exit code, on the next attempt."""
 
+import json
 import signal
 
 import pytest
+from tests.contract.ddprun.test_two_nodes import stop
 
 from ddpwire.run_files import Outcome
 
@@ -117,3 +119,20 @@ def test_a_node_that_does_not_begin_tells_node_0_why(runs, wrong):
     assert first.facts() == Outcome(code=78, cause="config", message="", node=1)
     assert first.outcome().message.partition(" begin: ")[2] in second.stderr.read_text()
     assert wrong.partition("=")[2] in first.outcome().message
+
+
+def test_a_new_pod_without_a_claim_waits_for_the_number_of_a_pod_that_still_runs(runs, monkeypatch, tmp_path):
+    monkeypatch.setenv("DDP_NODE_REPLACED", "1")
+    port = runs.free_port()
+    first, second = runs.pair("act.py", "all=save", port=port)
+    runs.wait_until_ready(first, second)
+    own = {"DDP_RUN_DIR": str(tmp_path / "own")}
+    runs.executed = True  # a fork would have the others' token, by which a store tells two ddpruns of a node apart
+    new = runs.start("act.py", "all=save", node=1, nodes="2", port=port, env=own)
+    runs.until(lambda: "another ddprun has the number of this node: it is alive" in new.stderr.read_text())
+    assert [node.process.poll() for node in (first, second, new)] == [None] * 3
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end() == 143
+    state = tmp_path / "own/node-1/node.json"
+    runs.until(lambda: json.loads(state.read_text())["state"] == "training")
+    stop(first, new)

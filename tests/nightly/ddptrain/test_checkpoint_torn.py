@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
-from tests.unit.ddptrain.test_checkpoint_torn import checkpoint, files, found
+from tests.unit.ddptrain.test_checkpoint import checkpoint, files, newest_of
 
 from ddptrain.checkpoint import (
     CorruptCheckpoint,
@@ -63,7 +63,7 @@ def test_a_manifest_of_other_types_is_set_aside(tmp_path: Path, change: dict[str
         write_checkpoint(directory.path(step), checkpoint(step))
     manifest = manifest_path(directory.path(8))
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change, indent=1) + "\n")
-    path, (warning,) = found(directory)
+    path, (warning,) = newest_of(directory)
     assert path == directory.path(4)
     assert (tmp_path / "step-00000008.pt.bad").exists()
     assert_names(warning, "step-00000008.pt.bad", "step-00000008.json")
@@ -73,7 +73,7 @@ def test_a_name_that_is_not_its_step_s_is_set_aside(tmp_path: Path) -> None:
     directory = CheckpointDirectory(tmp_path)
     write_checkpoint(directory.path(4), checkpoint(4))
     write_checkpoint(directory.path(99), checkpoint(8))
-    path, (warning,) = found(directory)
+    path, (warning,) = newest_of(directory)
     assert path == directory.path(4)
     assert (tmp_path / "step-00000099.pt.bad").exists()
     assert_names(warning, "step-00000099.pt.bad", "8")
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_listed_is_one_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(CheckpointDirectory, "checkpoints", fails)
     monkeypatch.setattr("ddptrain.checkpoint_directory.READ_PAUSE_S", 0.0)
     with pytest.raises(TrainError) as refused:
-        found(directory)
+        newest_of(directory)
     assert refused.value.code == 66
     assert_names(str(refused.value).replace(str(tmp_path), "FOLDER"), "--checkpoint-dir")
 
@@ -107,7 +107,7 @@ def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path)
         write_checkpoint(directory.path(step), checkpoint(step))
     directory.path(8).unlink()
     os.mkfifo(directory.path(8))
-    path, (warning,) = found(directory)
+    path, (warning,) = newest_of(directory)
     assert path == directory.path(4)
     assert_names(warning, "step-00000008.pt")
     mine = tmp_path / "mine"

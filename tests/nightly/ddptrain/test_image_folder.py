@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
-from tests.unit.ddptrain.test_image_folder import options, refused
+from tests.unit.ddptrain.test_datasets import folder_options, refusal_of
 
 from ddptrain.data import image_folder
 
@@ -29,12 +29,12 @@ def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[...
 
 def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_pictures(tmp_path)
-    image_folder.prepare_image_folder(options(tmp_path))
+    image_folder.prepare_image_folder(folder_options(tmp_path))
     assert capsys.readouterr().err == ""
     for name in ("labels.csv", "class0/a.gif", "class0/b.gif", "class1/.hidden", "class1/deep/x.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    image_folder.prepare_image_folder(options(tmp_path))
+    image_folder.prepare_image_folder(folder_options(tmp_path))
     warning = capsys.readouterr().err
     assert "labels.csv, class0/a.gif, class0/b.gif and 1 more\n" in warning
     assert_names(warning, "labels.csv", "class0/a.gif", "class0/b.gif", "1")
@@ -42,10 +42,10 @@ def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_changed_folder_is_decoded_again(tmp_path: Path) -> None:
     write_pictures(tmp_path)
-    image_folder.prepare_image_folder(options(tmp_path))
+    image_folder.prepare_image_folder(folder_options(tmp_path))
     Image.new("RGB", (64, 64), (255, 255, 255)).save(tmp_path / "class1" / "new.png")
-    image_folder.prepare_image_folder(options(tmp_path))
-    assert len(image_folder.load_image_folder(options(tmp_path), 0).train) == 23
+    image_folder.prepare_image_folder(folder_options(tmp_path))
+    assert len(image_folder.load_image_folder(folder_options(tmp_path), 0).train) == 23
 
 
 def test_a_torn_picture_is_named(tmp_path: Path) -> None:
@@ -54,17 +54,17 @@ def test_a_torn_picture_is_named(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
     Image.fromarray(noise).save(torn)
     torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
-    error = refused(options(tmp_path))
+    error = refusal_of(folder_options(tmp_path))
     assert (error.code, "image file is truncated" in str(error)) == (65, True)
     assert_names(str(error).partition(": ")[0], "0.jpg")
 
 
 def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
-    error = refused(options(tmp_path / "none"))
+    error = refusal_of(folder_options(tmp_path / "none"))
     assert error.code == 66
     assert_names(error, "--data-dir", "none", "CLASS/*.png")
     (tmp_path / "class0").mkdir()
-    error = refused(options(tmp_path))
+    error = refusal_of(folder_options(tmp_path))
     assert error.code == 66
     assert_names(error, "--data-dir", "0", "1")
 
@@ -72,14 +72,14 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     write_pictures(tmp_path / "pictures")
     (tmp_path / "file").touch()
-    error = refused(options(tmp_path / "pictures", f"--cache-dir={tmp_path / 'file'}"))
+    error = refusal_of(folder_options(tmp_path / "pictures", f"--cache-dir={tmp_path / 'file'}"))
     assert error.code == 73
     assert_names(error, "file", "--cache-dir")
 
 
 def test_pictures_become_squares_once(tmp_path: Path) -> None:
     write_pictures(tmp_path)
-    given = options(tmp_path)
+    given = folder_options(tmp_path)
     image_folder.prepare_image_folder(given)
     files = sorted((tmp_path / ".ddptrain").iterdir())
     times = [file.stat().st_mtime_ns for file in files]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.unit.ddptrain.test_speed_runs import LR_SHARE, build
+from tests.unit.ddptrain.test_augment import LR_SHARE, build
 from torch import Tensor
 from torch.nn import functional
 

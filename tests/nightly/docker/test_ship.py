@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from bench.measuring import free_port
 from tests.cluster import docker_lab, ssh_lab
 from tests.e2e.driver import DDPCTL
 
@@ -48,7 +49,7 @@ def hosts(tmp_path: Path, home: Path, docker_env: dict[str, str]) -> Iterator[li
         made = []
         for number in (1, 2):
             folder = tmp_path / f"box{number}"
-            port = ssh_lab.free_port()
+            port = free_port()
             box = stack.enter_context(ssh_lab.box(folder, person, address=f"127.0.1.{number}", port=port))
             own = Path(stack.enter_context(TemporaryDirectory(prefix="ddpctl-test-docker-")))
             lone = ("--bridge=none", "--iptables=false")
@@ -113,6 +114,6 @@ def test_a_ship_a_smaller_one_and_one_that_was_cut_off(
     assert f"{address}: layer {largest.name[:12]} " in output
     assert output.splitlines()[-1].endswith(f"1 of 2 hosts: {address}")
 
-    fourth, output = ship(names[1], f"127.0.1.3:{ssh_lab.free_port()}", code=69)
+    fourth, output = ship(names[1], f"127.0.1.3:{free_port()}", code=69)
     assert (fourth[0] >= len(there), hosts[1].image_id()) == (True, second_id), output
     assert "127.0.1.3" in output.splitlines()[-1]

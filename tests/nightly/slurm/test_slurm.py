@@ -1,6 +1,7 @@
 """The target slurm on a real cluster: slurmctld and slurmds of Debian's Slurm, each node in a namespace of its own."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import exact
 import pytest
 from tests.cluster import slurm_lab
-from tests.cluster.slurm_site import FILE, ROOT, Site, assert_trained, clear, until
+from tests.cluster.slurm_site import FILE, LONG, ROOT, SLOW, Site, assert_trained, clear, start_soon, until
 from tests.e2e.driver import SCRIPTS
 
 from ddpwire.run_files import read_outcome
@@ -202,3 +203,27 @@ def test_node_commands_run_before_and_after_the_ranks_of_each_node(site: Site) -
         assert sorted(lines[2:-2]) == ([] if setup else ["0 rank", "1 rank"])
         outcome = read_outcome((site.folder / "state" / name / "node-1" / "outcome.json").read_text())
         assert (outcome.code, outcome.cause) == (ended, {0: "ok", 3: "error", 23: "setup"}[ended])
+
+
+def test_job_of_a_lost_node_is_requeued_and_resumes(site: Site) -> None:
+    def phases() -> list[str]:
+        return [span["phase"] for span in json.loads(site.ddpctl("timeline", "lost", "--json"))["spans"]]
+
+    site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", *SLOW, *LONG, "--checkpoint-every", "10")
+    job = site.job("lost")
+    site.until_log("lost", r"epoch  2/")
+    os.kill(int((site.slurm.folder / "slurmd-node-1.pid").read_text()), signal.SIGKILL)
+    until(lambda: site.state(job) == "PENDING", 60, lambda: site.state(job))
+    reached = site.checkpoints("lost")[-1]
+    waiting = json.loads(site.ddpctl("status", "lost", "--json"))
+    assert (waiting["state"], "requeue 1 of 20" in waiting["message"]) == ("pending", True)
+    assert phases()[-1] == "queue"
+    start_soon(site, job)
+    site.until_log("lost", r"continuing at step")
+    assert int(re.findall(r"continuing at step (\d+) of", site.log("lost"))[-1]) > reached
+    site.ddpctl("stop", "lost")
+    assert json.loads(site.ddpctl("timeline", "lost", "--json"))["restarts"] == 1
+    seen = phases()
+    queued = max(index for index, phase in enumerate(seen) if phase == "queue")
+    assert "training" in seen[:queued]
+    assert seen[queued + 1 :][:2] == ["start", "preflight"]

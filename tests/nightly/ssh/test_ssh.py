@@ -22,6 +22,7 @@ from tests.e2e.driver import PACED, ROOT, SCRIPTS, wait_until
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
+INTERRUPTED = (SCRIPTS / "interrupted.py").read_text()
 FOREVER = ("--", str(PACED), "--epochs", "5000")
 
 
@@ -185,3 +186,16 @@ def test_the_guide_from_nothing_to_results(lab: Lab) -> None:
         assert done.returncode == 0, output
     assert (lab.folder / "results/node-1/node.log").is_file()
     assert not [path for box in lab.boxes for path in box.home.glob(".ddpctl/runs/*/*")]
+
+
+def test_second_ctrl_c_kills_ranks_that_do_not_end(lab: Lab) -> None:
+    script = lab.folder / "script.py"
+    script.write_text(INTERRUPTED.replace("sleep(2)", "sleep(300)").replace('"12"', '""'))
+    launched = lab.start("launch", "--name", "late", "--", str(script))
+    lab.until(launched, lambda: lab.output().count("] ready\n") == 4, "the ranks")
+    os.killpg(launched.pid, signal.SIGINT)
+    lab.until(launched, lambda: lab.output().count("] interrupted\n") == 4, "the first interrupt")
+    os.killpg(launched.pid, signal.SIGINT)
+    assert launched.wait(60) == 130, lab.output()
+    assert "saved\n" not in lab.output()
+    assert lab.alive("late") == {}

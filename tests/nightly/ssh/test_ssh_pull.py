@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, free_port
+from bench.measuring import free_port
+from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box
 from tests.e2e.driver import wait_until
 
 from ddpctl.job.spec import JobSpec

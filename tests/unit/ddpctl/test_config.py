@@ -160,36 +160,44 @@ def test_settings_say_who_chose_the_target() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        pytest.param({"gpus": 0}, ["--gpus: 0", "1 to 64"], id="gpus"),
-        pytest.param({"grace": float("nan")}, ["--grace: nan"], id="grace"),
-        pytest.param({"join_timeout": 0.5}, ["--join-timeout: 0.5", "1"], id="join_timeout"),
-        pytest.param({"hang_timeout": -1}, ["--hang-timeout: -1", "0"], id="hang_timeout"),
-        pytest.param({"device": "gpu"}, ["--device: 'gpu'", "auto, cuda, cpu"], id="device"),
-        pytest.param({"nodes": "2:1"}, ["--nodes: '2:1'", "MIN:MAX"], id="nodes"),
-        pytest.param({"env": {"1A": "s3cret"}}, ["--env: '1A'"], id="env name"),
-        pytest.param({"env": {"A": "s3cret\0"}}, ["--env: ", "NUL", "A"], id="env value"),
-        pytest.param({"command": ["s3cret\0"]}, ["-- SCRIPT: ", "NUL"], id="command"),
-        pytest.param({"target": "laptp"}, ["--target: 'laptp'", "'laptop'"], id="target of the file"),
-        pytest.param({"target": "lokal"}, ["--target: 'lokal'", "'local'"], id="target local"),
-        pytest.param({"target": "moon"}, ["--target: 'moon'", "lab, laptop, local, ssh"], id="target"),
-        pytest.param({"profile": "quik"}, ["--profile: 'quik'", "'quick'"], id="profile"),
-        pytest.param({"gpus": 65, "port": 0}, ["--gpus: 65", "\n--port: 0"], id="two flags"),
-    ],
-)
-def test_a_bad_flag_is_named_with_its_value_unless_it_may_be_secret(flags: dict[str, Any], facts: list[str]) -> None:
-    with pytest.raises(UsageError) as raised:
-        load(FILE, **flags)
-    message = str(raised.value)
-    assert raised.value.code == 2
+TWO = "targets:\n  a: {kind: ssh, hosts: [a]}\n  b: {kind: ssh, hosts: [b]}\n"
+# By what is bad: the file, the flags, and what the error begins with and names.
+BAD_FLAGS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
+    ("gpus", FILE, {"gpus": 0}, ["--gpus: 0", "1 to 64"]),
+    ("grace", FILE, {"grace": float("nan")}, ["--grace: nan"]),
+    ("join_timeout", FILE, {"join_timeout": 0.5}, ["--join-timeout: 0.5", "1"]),
+    ("hang_timeout", FILE, {"hang_timeout": -1}, ["--hang-timeout: -1", "0"]),
+    ("device", FILE, {"device": "gpu"}, ["--device: 'gpu'", "auto, cuda, cpu"]),
+    ("nodes", FILE, {"nodes": "2:1"}, ["--nodes: '2:1'", "MIN:MAX"]),
+    ("env name", FILE, {"env": {"1A": "s3cret"}}, ["--env: '1A'"]),
+    ("env value", FILE, {"env": {"A": "s3cret\0"}}, ["--env: ", "NUL", "A"]),
+    ("command", FILE, {"command": ["s3cret\0"]}, ["-- SCRIPT: ", "NUL"]),
+    ("target of the file", FILE, {"target": "laptp"}, ["--target: 'laptp'", "'laptop'"]),
+    ("target local", FILE, {"target": "lokal"}, ["--target: 'lokal'", "'local'"]),
+    ("target", FILE, {"target": "moon"}, ["--target: 'moon'", "lab, laptop, local, ssh"]),
+    ("profile", FILE, {"profile": "quik"}, ["--profile: 'quik'", "'quick'"]),
+    ("two flags", FILE, {"gpus": 65, "port": 0}, ["--gpus: 65", "\n--port: 0"]),
+    ("kind without a target", "", {"target": "ssh"}, ["--target: ", "ssh", "hosts"]),
+    ("kind of two targets", TWO, {"target": "ssh"}, ["--target: ", "a or b"]),
+    ("target without hosts", "targets: {a: {kind: ssh}}", {"target": "ssh"}, ["ddpctl.yaml:1:14: ", "'a'", "'hosts'"]),
+    ("profile without a file", None, {"profile": "quick"}, ["--profile: 'quick'", "ddpctl.yaml", "FOLDER"]),
+    ("target without a file", None, {"target": "boxes"}, ["--target: 'boxes'", "local", "ddpctl.yaml", "FOLDER"]),
+    ("kind without a file", None, {"target": "ssh"}, ["--target: ", "hosts", "ddpctl.yaml", "FOLDER"]),
+]
+
+
+@pytest.mark.parametrize(("text", "flags", "facts"), [pytest.param(*row, id=name) for name, *row in BAD_FLAGS])
+def test_a_bad_flag_is_named_with_its_value_unless_it_may_be_secret(
+    text: str | None, flags: dict[str, Any], facts: list[str], folder: Path
+) -> None:
+    of_the_file = facts[0].startswith("ddpctl.yaml")
+    with pytest.raises(ConfigError if of_the_file else UsageError) as raised:
+        load(text, **flags)
+    message = str(raised.value).replace(str(folder), "FOLDER")
+    assert raised.value.code == (78 if of_the_file else 2)
     assert message.startswith(facts[0])
     assert [fact for fact in facts if fact not in message] == []
     assert "s3cret" not in message
-
-
-TWO = "targets:\n  a: {kind: ssh, hosts: [a]}\n  b: {kind: ssh, hosts: [b]}\n"
 
 
 def test_a_kind_is_the_files_only_target_of_it() -> None:
@@ -206,46 +214,12 @@ def test_a_kind_is_the_files_only_target_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "facts"),
-    [
-        ("", UsageError, ["--target: ", "ssh", "hosts"]),
-        (TWO, UsageError, ["--target: ", "a or b"]),
-        ("targets: {a: {kind: ssh}}", ConfigError, ["ddpctl.yaml:1:14: ", "'a'", "'hosts'"]),
-    ],
-    ids=["no target", "two targets", "a target without hosts"],
-)
-def test_a_kind_that_leads_to_no_target_is_refused(text: str, kind: type[Exception], facts: list[str]) -> None:
-    with pytest.raises(kind) as raised:
-        load(text, target="ssh")
-    assert str(raised.value).startswith(facts[0])
-    assert [fact for fact in facts if fact not in str(raised.value)] == []
-
-
-@pytest.mark.parametrize(
     ("given", "memory", "size"),
     [(None, None, "8Gi"), (None, "64Gi", "8Gi"), (None, "4Gi", "1Gi"), (None, "2Gi", "512Mi"), (None, "1Mi", "1Mi"),
      (None, "1Ti", "8Gi"), ("2Gi", "4Gi", "2Gi")],
 )  # fmt: skip
 def test_shared_memory_is_a_part_of_memory(given: str | None, memory: str | None, size: str) -> None:
     assert JobSpec(shm=given, memory=memory).shm_size == size
-
-
-@pytest.mark.parametrize(
-    ("flags", "facts"),
-    [
-        ({"profile": "quick"}, ["--profile: 'quick'"]),
-        ({"target": "boxes"}, ["--target: 'boxes'", "local"]),
-        ({"target": "ssh"}, ["--target: ", "hosts"]),
-    ],
-    ids=["profile", "target", "kind"],
-)
-def test_a_flag_that_needs_a_file_names_the_folder_without_one(
-    flags: dict[str, str], facts: list[str], folder: Path
-) -> None:
-    with pytest.raises(UsageError) as raised:
-        load(**flags)
-    assert str(raised.value).startswith(facts[0])
-    assert [fact for fact in [*facts, "ddpctl.yaml", str(folder)] if fact not in str(raised.value)] == []
 
 
 def test_the_errors_of_a_file_and_of_the_flags_are_reported_together() -> None:
@@ -271,25 +245,19 @@ def test_a_duration_is_read_in_seconds(text: str, seconds: int) -> None:
     assert time_s(check_time(text)) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0s", "h", "5", "1.5h", "-1h", "30m2h", "2h 30m", "1000000000s", "2:30", "0-00:00:00", "1-"]
-)
-def test_a_text_that_is_no_duration_is_refused_with_the_units(text: str) -> None:
-    with pytest.raises(ValueError, match="d, h, m or s"):
-        check_time(text)
+def test_a_size_may_have_the_units_of_slurm() -> None:
+    sizes = {"372G": 372 << 30, "372Gi": 372 << 30, "500M": 500 << 20, "1T": 1 << 40}
+    assert {text: size_bytes(check_size(text)) for text in sizes} == sizes
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("372G", 372 << 30), ("372Gi", 372 << 30), ("500M", 500 << 20), ("1T", 1 << 40)]
-)
-def test_a_size_may_have_the_units_of_slurm(text: str, size: int) -> None:
-    assert size_bytes(check_size(text)) == size
+NO_DURATIONS = ("", "0s", "h", "5", "1.5h", "-1h", "30m2h", "2h 30m", "1000000000s", "2:30", "0-00:00:00", "1-")
 
 
-@pytest.mark.parametrize("text", ["64", "64GB", "0G", "1.5G", "64g"])
-def test_a_size_without_a_known_unit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="Gi"):
-        check_size(text)
+@pytest.mark.parametrize("text", [*NO_DURATIONS, "64GB", "0G", "1.5G", "64g", "64"])
+def test_a_duration_or_a_size_without_a_known_unit_is_refused(text: str) -> None:
+    check, units = (check_time, "d, h, m or s") if text in NO_DURATIONS else (check_size, "Gi")
+    with pytest.raises(ValueError, match=units):
+        check(text)
 
 
 def test_commands_of_the_nodes_reach_ddprun_and_lengthen_a_stop() -> None:

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.fixtures.nodes import until
 
 from ddpctl.command import Command, Host, Output, Verb, shell_line
 from ddpctl.errors import UnavailableError
@@ -109,15 +109,6 @@ time.sleep(60)
 """
 
 
-def wait_for(path: Path, text: str) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists() or path.read_text() != text:
-        assert time.monotonic() < deadline, (
-            f"waited for {text!r}, there is {path.read_text() if path.exists() else None!r}"
-        )
-        time.sleep(0.02)
-
-
 def test_a_message_is_printed_once_and_handed_on_until_it_no_longer_holds(capfd: pytest.CaptureFixture[str]) -> None:
     executor, heard = Executor(os.environ), []
     executor.on_say = heard.append
@@ -135,9 +126,9 @@ def test_a_tethered_command_ends_with_its_launcher(tmp_path: Path) -> None:
     output = tmp_path / "folder" / "log"
     launcher = subprocess.Popen([PYTHON, "-c", LAUNCHER, TETHERED, str(output)])
     try:
-        wait_for(output, "up\n")
+        until(lambda: output.exists() and output.read_text() == "up\n", 20)
         launcher.send_signal(signal.SIGKILL)
-        wait_for(output, "up\nthe lifeline is cut\n")
+        until(lambda: output.read_text() == "up\nthe lifeline is cut\n", 20)
     finally:
         launcher.kill()
         launcher.wait()

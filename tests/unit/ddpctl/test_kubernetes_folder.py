@@ -13,13 +13,8 @@ from tests.unit.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restrict
 
 ROOT = Path(__file__).parents[3]
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
-OTHERS = {
-    "Kustomization",
-    "Component",
-    "Cluster",
-    "PodMonitor",
-    "PrometheusRule",
-}  # kustomize's, kind's, the Prometheus Operator's
+# kustomize's, kind's, the Prometheus Operator's
+OTHERS = {"Kustomization", "Component", "Cluster", "PodMonitor", "PrometheusRule"}
 
 
 OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")

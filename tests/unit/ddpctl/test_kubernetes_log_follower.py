@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.nodes import until
 from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
 
 from ddpctl.runs import run_store
@@ -105,13 +105,6 @@ def start(cluster: Cluster, *, uid: str = "", **given: Any) -> "subprocess.Popen
         return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path / "cluster")
@@ -127,13 +120,13 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
     cluster.emit("running-worker-0", *lines[:3])
     follower = start(cluster)
     try:
-        wait_for(lambda: len(printed(cluster)) == 3)
+        until(lambda: len(printed(cluster)) == 3)
         (cluster.folder / "running-worker-0.cut").touch()
         cluster.emit("running-worker-0", *lines[3:5])  # while nobody reads, or one of many short connections
-        wait_for(lambda: len(printed(cluster)) == 5)
+        until(lambda: len(printed(cluster)) == 5)
         (cluster.folder / "running-worker-0.cut").unlink()
         cluster.emit("running-worker-0", lines[5])
-        wait_for(lambda: len(printed(cluster)) == 6)
+        until(lambda: len(printed(cluster)) == 6)
         (cluster.folder / "running-worker-0.done").touch()
         cluster.job("succeeded")
         follower.communicate(timeout=60)
@@ -149,9 +142,9 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
     cluster.pods(lost, ending)
     follower = start(cluster, replace_lost=True)
     try:
-        wait_for((cluster.folder / "deleted").exists)
+        until((cluster.folder / "deleted").exists)
         cluster.pods(lost, pod(1, "yyy"))
-        wait_for(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
+        until(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
         (cluster.folder / "running-worker-0.done").touch()
         (cluster.folder / "running-worker-1.done").touch()
         cluster.job("succeeded")

@@ -22,11 +22,7 @@ from ddpctl.targets.kubernetes.target import KubernetesTarget
 
 ABSENT = recorded("misc/raw-apis-missing")
 UNREACHABLE = recorded("bad/api-unreachable-get")
-
-
 DRY_RUN, CREATE, OF_JOB = "create --dry-run=server", "create --validate=strict", "jsonpath={.metadata.uid}"
-
-
 NO_SECRETS = Output(
     returncode=1,
     stderr='Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
@@ -35,11 +31,7 @@ NO_SECRETS = Output(
 
 
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
-
-
 UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
-
-
 SIZED = replace(JOB, cpus=4, memory="16Gi")
 
 

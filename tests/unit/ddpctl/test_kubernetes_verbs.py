@@ -21,18 +21,10 @@ from ddpwire.run_files import Outcome, termination_message
 
 TARGET = KubernetesTarget(KubernetesOptions())
 RUN = run_of()
-
-
 UID, OTHER_UID = (Output(returncode=0, stdout=text) for text in ("4c1f5a1e2b3d", "f00dfeed0000"))
-
-
 UNREACHABLE = recorded("bad/api-unreachable-get")
 UNSERVED = Output(returncode=1, stderr="error: the server doesn't have a resource type")
-
-
 GET_JOB, GET_PODS, GET_EVENTS, OF_LABEL = "get pytorchjobs", "get pods", "get events", "labels.ddpctl"
-
-
 RESTARTED = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
 RUNNING = as_run("pods/running", "digits-otter", "running")
 KEPT = replace(RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints")
@@ -209,11 +201,7 @@ SELECTOR = f"ddpctl.run=digits-otter,ddpctl.uid={UID.stdout}"
 DELETE_PODS = f"{KUBECTL} delete pods --selector {SELECTOR} --ignore-not-found --wait=false --grace-period=1"
 NO_RIGHT = Output(returncode=1, stderr='Error from server (Forbidden): cannot get resource "secrets" in API group ""')
 KINDS = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
-
-
 KINDS += ("trainingruntimes.trainer.kubeflow.org", "pytorchjobs.kubeflow.org")
-
-
 KINDS += ("trainjobs.trainer.kubeflow.org", "jobs.batch")
 
 

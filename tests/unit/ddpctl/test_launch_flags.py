@@ -155,9 +155,3 @@ def test_an_own_flag_of_launch_changes_what_launch_does(
     monkeypatch.setattr(run_store, "load", lambda *_, **__: RUN)
     done = ddpctl("launch", *arguments.split())
     assert (done.returncode, calls) == (0, expected), done.stderr
-
-
-def test_render_writes_the_files_of_a_spec_into_the_folder_out(project: Path) -> None:
-    done = ddpctl("render", "-t", "t4s", "--out", "specs")
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["specs/train.ipynb", "specs/kernel-metadata.json"])
-    assert {path.name for path in (project / "specs").iterdir()} == {"train.ipynb", "kernel-metadata.json"}

@@ -5,13 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fixtures.nodes import until
 from tests.unit.ddpctl.slurm_standins import Recorded, StandIns
 
 from ddpctl.job.spec import JobSpec
@@ -239,13 +239,6 @@ def start(stand_ins: StandIns, options: SlurmOptions) -> Iterator["subprocess.Po
 def was_requeued(stand_ins: StandIns) -> bool:
     calls = [path.read_text().replace("\0", " ") for path in stand_ins.folder.glob("records/*-scontrol.argv")]
     return "requeue 4711 " in calls
-
-
-def until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def wait_for_go(stand_ins: StandIns, go: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.unit.ddpctl.answers import perform
 from tests.unit.ddpctl.test_local import RUN
 
 from ddpctl.command import Output
 from ddpctl.commands.top_screen import line, screen
 from ddpctl.errors import UnavailableError
-from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import ProbeResult
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs.run_status import RunStatus
@@ -114,44 +114,27 @@ def test_a_straggler_is_marked_by_its_own_time() -> None:
     assert ("rank 3 on node 1" in line(view), "3.0 x" in line(view)) == (True, True)
 
 
-class Flaky(Executor):
-    """An executor whose target answers, and after the third question no more."""
+class Flaky:
+    """An executor whose target gives these answers, and then no more."""
 
-    def __init__(self, answers: int) -> None:
-        super().__init__({})
-        self.left = answers
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
 
     def perform(self, verb: Any, on_interrupt: Any = None) -> Any:  # noqa: ARG002
-        if not self.left:
+        if not self.answers:
             raise UnavailableError("cannot ask the nodes: no answer within 45 s")
-        self.left -= 1
-        answers = iter(
-            (
-                '{"dir": "", "alive": true, "node": null, "outcome": null}\n',
-                f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{rank_metrics(0, steps=5, own_s=0.1)}\n"
-                'ddp_job_state{state="restarting"} 1\n',
-            )[2 - self.left - 1 :]
-        )
-        return super().perform(Answered(verb, next(answers)))  # type: ignore[arg-type]
+        return perform(verb, {"": Output(returncode=0, stdout=self.answers.pop(0))})[1]
 
 
-class Answered:
-    """A verb whose one command has been answered."""
-
-    def __init__(self, verb: Any, stdout: str) -> None:
-        next(verb)
-        self._verb, self._stdout = verb, stdout
-
-    def __next__(self) -> tuple[()]:
-        return ()
-
-    def send(self, _: object) -> Any:
-        return self._verb.send((Output(returncode=0, stdout=self._stdout),))
+STATUS = '{"dir": "", "alive": true, "node": null, "outcome": null}\n'
+PROBE = f"\x1e=0\n\n\x1e=time\n1000.0\n\n\x1e=metrics\n{rank_metrics(0, steps=5, own_s=0.1)}\n"
+PROBE += 'ddp_job_state{state="restarting"} 1\n'
 
 
 def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> None:
     run = replace(RUN, job=replace(RUN.job, nodes="1", gpus=1))
-    context = AppContext(executor=Flaky(2), root=tmp_path, emit=print)
+    executor: Any = Flaky(STATUS, PROBE)
+    context = AppContext(executor=executor, root=tmp_path, emit=print)
     watcher = Watcher(context, run)
     first = watcher.probe()
     assert [row.step for row in first.ranks] == [5]
@@ -161,7 +144,7 @@ def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> N
     (silent,) = again.silent
     assert "no answer within 45 s" in silent
     with pytest.raises(UnavailableError):
-        Watcher(replace(context, executor=Flaky(0)), run).probe()
+        Watcher(replace(context, executor=executor), run).probe()
 
 
 def test_what_a_run_says_moves_no_cursor() -> None:

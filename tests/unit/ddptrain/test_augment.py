@@ -1,4 +1,4 @@
-"""Which samples a batch has, and what a model sees of one, on any number of ranks."""
+"""Which samples a batch has, and what a model sees of one, on any number of ranks and in a test."""
 
 from itertools import pairwise
 
@@ -10,10 +10,11 @@ from torch.nn import functional
 from ddptrain.config import parse_options
 from ddptrain.data import sampling
 from ddptrain.data.augment import lay_out, num_bytes_laid_out
+from ddptrain.data.datasets import SOURCES
 from ddptrain.data.sampling import batches, epoch_order, num_batches, sample_hash, shard_of
 from ddptrain.distributed import RankInfo, World
 from ddptrain.errors import TrainError
-from ddptrain.main import SOURCES
+from ddptrain.train_loop import _test_views, evaluate
 from ddptrain.training_state import TrainingState, build_training_state
 
 CPU = torch.device("cpu")
@@ -150,3 +151,39 @@ def test_a_hash_never_changes_with_torch() -> None:
     key = mix((mix(11) + 4) & ((1 << 64) - 1))
     expected = [mix((key + index) & ((1 << 64) - 1), step=0) & ((1 << 63) - 1) for index in range(5)]
     assert sample_hash(torch.arange(5), seed=11, epoch=4).tolist() == expected
+
+
+LR_SHARE = 0.01  # of the published learning rates, which are for batches of 1,000 images and more
+
+
+def build(recipe: str, *, size_px: int, batch_size: int, epochs: int, steps: int) -> TrainingState:
+    """Build a training on synthetic images."""
+    lr = parse_options([f"--recipe={recipe}"], {}).optimizer.lr * LR_SHARE
+    shape, samples = f"--synthetic-shape=3x{size_px}x{size_px}", f"--synthetic-samples={batch_size * steps}"
+    data = ("--data=synthetic", shape, samples)
+    sizes = (f"--batch-size={batch_size}", f"--epochs={epochs}", f"--lr={lr}", "--precision=fp64")
+    options = parse_options([f"--recipe={recipe}", *data, *sizes], {})
+    world = World(rank_info=RankInfo(), device=torch.device("cpu"), backend="gloo", data_group=None)
+    return build_training_state(options, world, SOURCES["synthetic"].load(options.data, 0), batch_size=batch_size)
+
+
+def test_six_views_of_a_test_image_are_weighted_as_published() -> None:
+    images = torch.rand(2, 3, 5, 5)
+    padded = functional.pad(images, (1,) * 4, "reflect")
+    moved = (images, padded[:, :, :5, :5], padded[:, :, 2:, 2:])
+    expected = [view for image in moved for view in (image, image.flip(3))]
+    views = _test_views(images, parse_options(["--recipe=cifar10-94"], {}).training)
+    assert [weight for weight, _ in views] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
+    assert all(torch.equal(view, wanted) for (_, view), wanted in zip(views, expected, strict=True))
+
+
+def test_the_loss_of_a_test_is_that_of_the_mean_logits() -> None:
+    state = build("cifar10-94", size_px=17, batch_size=8, epochs=1, steps=2)
+    evaluation, test = evaluate(state), state.data.test
+    state.model.eval()
+    with torch.no_grad():
+        images = state.batch_builder.normalise(test.images_NHWC)
+        logits = sum(weight * state.model(view) for weight, view in _test_views(images, state.options.training))
+    loss = functional.cross_entropy(torch.as_tensor(logits), test.labels_N).item()
+    assert evaluation.loss == pytest.approx(loss, rel=1e-6)
+    assert evaluation.num_predicted == len(test)

@@ -18,7 +18,6 @@ from ddptrain.errors import TrainError
 from ddptrain.main import run
 from ddptrain.recipes import recipe_names
 from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
-from ddpwire.machine import usable_cores
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
@@ -181,10 +180,6 @@ def test_a_gpu_that_is_not_there() -> None:
     assert take_device(RankInfo(), "auto").type == "cpu"
     with refused(TrainError, "--device", code=78):
         take_device(RankInfo(), "cuda")
-
-
-def test_there_is_a_core_to_use() -> None:
-    assert usable_cores() >= 1
 
 
 def test_help_is_there_without_torch() -> None:

@@ -1,19 +1,22 @@
-"""The readers of images and of text, on small files in the real formats; the layouts of a Kaggle session."""
+"""The readers of images, pictures and text, on small files in the real formats; the layouts of a Kaggle session."""
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.messages import refused
+from PIL import Image
+from tests.messages import assert_names, refused
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 
 from ddptrain.config import DataOptions, parse_options
-from ddptrain.data import augment, datasets
+from ddptrain.data import augment, datasets, image_folder
 from ddptrain.data.datasets import SOURCES
 from ddptrain.data.kaggle import locate
 from ddptrain.data.text import TextBatches, load_text
@@ -23,6 +26,14 @@ from ddptrain.errors import TrainError
 
 def options(tmp_path: Path, *arguments: str) -> DataOptions:
     return parse_options(["--data-dir", str(tmp_path), *arguments], {}).data
+
+
+def prepared(name: str, folder: Path) -> Any:
+    """Return a data set whose files are in the folder."""
+    source, given = SOURCES[name], options(folder, f"--data={name}")
+    assert source.prepare is not None
+    source.prepare(given)
+    return source.load(given, 0)
 
 
 def test_digits_are_split_once_and_for_all(tmp_path: Path) -> None:
@@ -38,11 +49,7 @@ def test_digits_are_split_once_and_for_all(tmp_path: Path) -> None:
 
 def test_mnist_is_read(tmp_path: Path) -> None:
     images, labels = write_mnist(tmp_path / "MNIST" / "raw")
-    given = options(tmp_path, "--data=mnist")
-    source = SOURCES["mnist"]
-    assert source.prepare is not None
-    source.prepare(given)
-    data = source.load(given, 0)
+    data = prepared("mnist", tmp_path)
     assert np.array_equal(data.train.images_NHWC[..., 0].numpy(), images)
     assert np.array_equal(data.test.labels_N.numpy(), labels[:20])
     assert (data.shape.channels, data.shape.size_px, data.shape.classes) == (1, 28, 10)
@@ -50,11 +57,7 @@ def test_mnist_is_read(tmp_path: Path) -> None:
 
 def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = write_cifar(tmp_path, "cifar10", monkeypatch)
-    given = options(tmp_path, "--data=cifar10")
-    source = SOURCES["cifar10"]
-    assert source.prepare is not None
-    source.prepare(given)
-    data = source.load(given, 0)
+    data = prepared("cifar10", tmp_path)
     assert np.array_equal(
         data.train.images_NHWC.numpy(), np.tile(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), (5, 1, 1, 1))
     )
@@ -64,11 +67,9 @@ def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
     write_cifar(tmp_path, "cifar10", monkeypatch)
-    given = options(tmp_path, "--data=cifar10")
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"torn")
-    assert SOURCES["cifar10"].prepare is not None
     with refused(TrainError, "cifar-10-python", "tar.gz", code=65):
-        SOURCES["cifar10"].prepare(given)
+        prepared("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,8 @@ def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_a_network_the_error_names_the_files(
     name: str, file: str, tmp_path: Path, no_network: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    prepare = SOURCES[name].prepare
-    assert prepare is not None
     with refused(TrainError, file, code=66):
-        prepare(options(tmp_path, f"--data={name}"))
+        prepared(name, tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
@@ -155,3 +154,57 @@ def test_cifar(layout: str, top: Path, tmp_path: Path, monkeypatch: pytest.Monke
     write_pictures(top / "pictures")  # another input
     assert loaded("cifar10") == [(50, 32, 32, 3), (10, 32, 32, 3)]
     assert loaded("cifar10") == [(50, 32, 32, 3), (10, 32, 32, 3)]  # the links are there already
+
+
+def folder_options(where: Path, *arguments: str) -> DataOptions:
+    return parse_options(["--data=folder", f"--data-dir={where}", "--image-size=28", *arguments], {}).data
+
+
+def refusal_of(given: DataOptions) -> TrainError:
+    def open_it() -> None:
+        image_folder.prepare_image_folder(given)
+        image_folder.load_image_folder(given, 0)
+
+    with pytest.raises(TrainError) as error:
+        open_it()
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def test_train_and_val_are_kept_apart(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train", each=4)
+    write_pictures(tmp_path / "val", each=2)
+    given = folder_options(tmp_path, f"--cache-dir={tmp_path / 'cache'}")
+    image_folder.prepare_image_folder(given)
+    data = image_folder.load_image_folder(given, 0)
+    assert (len(data.train), len(data.test), data.test.labels_N.tolist()) == (12, 6, [0, 0, 1, 1, 2, 2])
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    (tmp_path / "val" / "class9").mkdir()
+    error = refusal_of(given)
+    assert error.code == 65
+    assert_names(error, "val")
+
+
+def test_a_square_is_the_middle_of_the_picture(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    wide = np.zeros((32, 96, 3), dtype=np.uint8)
+    wide[:, 32:64] = 200
+    Image.fromarray(wide).save(tmp_path / "class0" / "0.png")
+    given = folder_options(tmp_path)
+    image_folder.prepare_image_folder(given)
+    pictures = image_folder.list_pictures(tmp_path)
+    data = image_folder.load_image_folder(given, 0)
+    at = [path.name for path in pictures.train].index("0.png")
+    assert pictures.train[at].parent.name == "class0"
+    assert int(data.train.images_NHWC[at].min()) == 200
+
+
+@pytest.mark.parametrize("content", [b"not a picture", b""], ids=["text", "empty"])
+def test_a_corrupt_picture_is_named(tmp_path: Path, content: bytes) -> None:
+    write_pictures(tmp_path)
+    (tmp_path / "class2" / "3.png").write_bytes(content)
+    error = refusal_of(folder_options(tmp_path))
+    assert error.code == 65
+    assert str(tmp_path / "class2/3.png") in str(error)
+    assert_names(re.sub(": .*; ", ": REASON; ", str(error)), "3.png")
+    assert list((tmp_path / ".ddptrain").iterdir()) == []  # nothing half done

@@ -57,21 +57,19 @@ def nccl2(call: str, kind: str, last: str) -> str:
 
 SYSTEM2 = "unhandled system error (run with NCCL_DEBUG=INFO for details)"
 NCCL2_OWN = nccl2("AllReduce", "unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "out of memory")
-NCCL2_LOST = (
-    nccl2("AllReduce", "remote process exited or there was a network error", ""),
-    nccl2("Broadcast", SYSTEM2, "Call to recv from 10.0.0.2<33> failed : Connection reset by peer"),
-)
+NCCL2_LOST = {
+    "nccl2-remote": nccl2("AllReduce", "remote process exited or there was a network error", ""),
+    "nccl2-reset": nccl2("Broadcast", SYSTEM2, "Call to recv from 10.0.0.2<33> failed : Connection reset by peer"),
+}
 
 
-@pytest.mark.parametrize("text", NCCL2_LOST)
-def test_a_lost_rank_under_nccl2(text: str) -> None:
-    assert is_lost_peer(RuntimeError(text))
+LOST_PEERS = [*map(dist.DistBackendError, LOST.values()), *map(RuntimeError, NCCL2_LOST.values())]
 
 
-@pytest.mark.parametrize("text", LOST.values(), ids=LOST)
-def test_what_nccl_says_of_a_lost_rank(text: str) -> None:
-    assert nccl_failure(dist.DistBackendError(text)) is None
-    assert is_lost_peer(dist.DistBackendError(text))
+@pytest.mark.parametrize("error", LOST_PEERS, ids=[*LOST, *NCCL2_LOST])
+def test_an_error_of_nccl_for_a_lost_rank_is_no_failure_of_this_one(error: RuntimeError) -> None:
+    assert nccl_failure(error) is None
+    assert is_lost_peer(error)
 
 
 def test_other_errors_of_other_ranks() -> None:

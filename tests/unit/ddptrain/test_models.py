@@ -45,11 +45,6 @@ def test_every_model_runs_on_every_shape_it_fits(name: str, shape: ImageShape) -
     assert logits.shape == (1, shape.classes)
 
 
-def test_images_too_small_are_refused_in_one_line() -> None:
-    with refused(TrainError, "--model", "16", "8", code=78):
-        build_model("resnet18", DIGITS)
-
-
 @pytest.mark.parametrize(
     "name", ["torchvision:resnet18", "mobilenet_v3_small", "vit_b_16", "googlenet", "regnet_x_400mf"]
 )
@@ -63,15 +58,16 @@ def test_torchvisions_by_name(name: str, channels: int, size_px: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "facts"),
     [
-        pytest.param("torchvision:resnet81", CIFAR, id="misspelt"),
-        pytest.param("qq", CIFAR, id="unknown"),
-        pytest.param("resnet50", ImageShape(channels=4, size_px=32, classes=2), id="channels"),
+        pytest.param("torchvision:resnet81", CIFAR, (), id="misspelt"),
+        pytest.param("qq", CIFAR, (), id="unknown"),
+        pytest.param("resnet50", ImageShape(channels=4, size_px=32, classes=2), (), id="channels"),
+        pytest.param("resnet18", DIGITS, ("16", "8"), id="too-small"),
     ],
 )
-def test_a_model_that_does_not_exist_or_fit_is_refused(name: str, shape: ImageShape) -> None:
-    with refused(TrainError, "--model", code=78):
+def test_a_model_that_does_not_exist_or_fit_is_refused(name: str, shape: ImageShape, facts: tuple[str, ...]) -> None:
+    with refused(TrainError, "--model", *facts, code=78):
         build_model(name, shape)
 
 

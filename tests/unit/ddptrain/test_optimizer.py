@@ -40,19 +40,21 @@ def test_cosine_goes_down_from_the_peak() -> None:
     assert ten == sorted(ten, reverse=True)
 
 
-def test_linear_goes_down_evenly() -> None:
-    assert rates("linear", epochs=2) == pytest.approx([0.5, 0.375, 0.25, 0.125])
-    assert rates("linear", epochs=3, warmup=1) == pytest.approx([0.5 / 3, 1.0 / 3, 0.5, 0.375, 0.25, 0.125])
-
-
-def test_steps_go_down_after_their_epochs() -> None:
-    twelve = rates("steps", epochs=6, milestones=(2, 5), gamma=0.2)
-    assert twelve == pytest.approx([0.5] * 4 + [0.1] * 6 + [0.02] * 2)
-    assert rates("constant") == [0.5] * 20
+@pytest.mark.parametrize(
+    ("schedule", "how", "expected"),
+    [
+        ("linear", {"epochs": 2}, [0.5, 0.375, 0.25, 0.125]),
+        ("linear", {"epochs": 3, "warmup": 1}, [0.5 / 3, 1.0 / 3, 0.5, 0.375, 0.25, 0.125]),
+        ("steps", {"epochs": 6, "milestones": (2, 5), "gamma": 0.2}, [0.5] * 4 + [0.1] * 6 + [0.02] * 2),
+        ("constant", {}, [0.5] * 20),
+        ("constant", {"epochs": 3, "warmup": 1.5}, [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]),
+    ],
+)
+def test_a_schedule_has_its_rate_in_each_step(schedule: str, how: dict[str, Any], expected: list[float]) -> None:
+    assert rates(schedule, **how) == pytest.approx(expected)
 
 
 def test_a_warm_up_leads_to_the_peak_and_ends_before_the_training() -> None:
-    assert rates("constant", epochs=3, warmup=1.5) == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
     assert rates("cosine", epochs=3, warmup=1)[2] == 0.5
     assert rates("steps", epochs=2, warmup=9)[3] == 0.5
 
