@@ -5,7 +5,6 @@ folder; the client's home in it has the key, the known_hosts and the config of a
 """
 
 import contextlib
-import getpass
 import os
 import shutil
 import subprocess
@@ -143,8 +142,3 @@ def box(
         yield made
     finally:
         made.kill()
-
-
-def user() -> str:
-    """Who the sshds let in."""
-    return getpass.getuser()

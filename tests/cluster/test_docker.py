@@ -136,12 +136,3 @@ def test_run_in_containers_over_ssh_trains_and_is_stopped_without_a_trace(lab: L
     assert (status["state"], status["code"]) == ("stopped", 143)
     wait_until(lambda: lab.containers() == [], "the end of the container", timeout_s=60)
     assert (run / f"checkpoints/step-{status['outcome']['step']:08}.pt").exists()
-
-
-def test_image_that_a_host_lacks_starts_nothing(lab: Lab) -> None:
-    (lab.folder / "ddpctl.yaml").write_text((lab.folder / "ddpctl.yaml").read_text().replace(":image'", ":absent'"))
-    refused = lab.ddpctl("launch", "--name", "never", code=78)
-    assert "127.0.0.1: " in refused.stderr
-    assert "ddpctl-test:absent" in refused.stderr
-    assert not (lab.folder / "runs/never").exists()
-    assert lab.containers() == []

@@ -3,17 +3,24 @@
 The faults are those of the benchmark (bench/fault_injection/rows.py). Each test also compares the weights with those of
 an undisturbed run, looks for processes that are left, and checks the outcome, the exit code and the counters of each
 node. It does not judge the seconds, because they depend on what else runs on the machine.
+
+explain names a link whose packets do not arrive, and no rank. Ranks of one machine: e2e.
 """
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bench.measuring import runtime_files
+from explain_cases import nodes
 from fault_injection.experiment import undisturbed
 from fault_injection.result import violations
 from fault_injection.rows import ROWS, Row, try_fault
+from tests.e2e.driver import ddpctl, wait_until
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: machines are network namespaces"),
@@ -41,3 +48,25 @@ def test_fault_ends_as_the_table_says(title: str, tmp_path: Path, weights: str) 
     row: Row = next(row for row in ROWS if row.title == title)
     result = try_fault(row, tmp_path / "run", weights, seed=0)
     assert violations(result, row.bars, timed=False) == ()
+
+
+def explained(run: Path) -> dict[str, object]:
+    done = ddpctl("explain", "--json", str(run))
+    return dict(json.loads(done.stdout)) if done.returncode == 0 else {"cause": "", "unknown": [done.stderr]}
+
+
+@pytest.mark.skipif(shutil.which("iptables") is None, reason="needs iptables (apt install iptables)")
+def test_explain_names_the_link_between_two_nodes(tmp_path: Path) -> None:
+    run = tmp_path / "site" / "run"
+    with nodes.launched("link_of_ranks_is_down", tmp_path / "site") as cut:
+        wait_until(lambda: len(runtime_files(run, "heartbeat/*.group")) == 4, "four ranks", timeout_s=200)
+        # Before their first collective, the ranks may still connect to each other, and send nothing that is lost.
+        wait_until(
+            lambda: re.search(r"\b[1-9]\d*\)?( are)? recorded", str(explained(run).get("sentence"))),
+            "the first collectives",
+            timeout_s=200,
+        )
+        cut()
+        wait_until(lambda: explained(run)["cause"] == "network", "packets that are sent again", timeout_s=200)
+        result = explained(run)
+    assert (result["cause"], result["rank"], result["node"], result["unknown"]) == ("network", None, None, [])

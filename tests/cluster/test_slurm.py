@@ -25,7 +25,7 @@ from tests.cluster.slurm_site import (
     start_soon,
     until,
 )
-from tests.e2e.driver import SCRIPTS
+from tests.e2e.driver import SCRIPTS, check_interrupted
 
 from ddpwire.run_files import read_outcome
 
@@ -69,14 +69,6 @@ def test_launch_through_a_login_node_ends_with_the_weights_of_a_local_run(site: 
         log = site.sh(*laptop, "launch", "-f", FILE, "--profile", "exact", "--target", "hpc", "--name", "far", *program)
     assert re.search(r"world size +4\n", log), log
     assert WEIGHTS.findall(log) == [exact.undisturbed((1, 4), exact.DIGITS)]
-
-
-def test_more_gpus_than_a_node_has_are_refused(site: Site) -> None:
-    refused = site.run("launch", "-f", FILE, "--gpus", "9")
-    assert refused.returncode == 78
-    assert "2 nodes of 9 GPUs" in refused.stderr
-    assert "3 nodes with 8 CPUs, 8000 MB, gpu:2" in refused.stderr
-    assert json.loads(site.ddpctl("ps", "--json")) == []
 
 
 def test_life_of_a_run_from_the_queue_to_a_stop(site: Site) -> None:
@@ -138,13 +130,8 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank_and_no_requeue(site: Sit
     until(lambda: site.log("night").count("] ready\n") == 4, 90, site.output)
     launched.send_signal(signal.SIGINT)
     assert launched.wait(90) == 130, site.output()
-    for rank in range(4):
-        log = (site.folder / "state" / "night" / f"node-{rank // 2}" / f"rank-{rank}.log").read_text()
-        if rank in (0, 3):
-            assert log == "ready\ninterrupted\nsaved\n"
-        else:
-            assert log.startswith("ready\nTraceback ")
-            assert log.endswith("\nKeyboardInterrupt\n")
+    folder = site.folder / "state" / "night"
+    check_interrupted((folder / f"node-{rank // 2}/rank-{rank}.log").read_text() for rank in range(4))
     assert site.state(site.job("night")) == "FAILED"  # it was not requeued
     status = json.loads(site.ddpctl("status", "--json", "night"))
     assert (status["state"], status["code"]) == ("stopped", 130)

@@ -1,11 +1,15 @@
 """Start ddpctl, ddprun and ranks as real processes, wait for them, and read what they have written."""
 
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+from tests.in_process import ddpctl as in_process
 
 from ddprun.files.process_discovery import is_locked
 from ddpwire.events import EVENTS, Event, read_events
@@ -60,6 +64,18 @@ def is_over(run: str) -> bool:
 def node_log(tmp_path: Path, run: str, node: int = 0) -> str:
     path = tmp_path / "runs" / run / f"node-{node}" / NODE_LOG
     return path.read_text() if path.exists() else ""
+
+
+def status_of(run: str) -> dict[str, Any]:
+    return dict(json.loads(in_process("status", run, "--json").stdout))
+
+
+def check_interrupted(logs: Iterable[str]) -> None:
+    """Check what each rank of scripts/interrupted.py has written at one Ctrl-C: ranks 1 and 2 do not catch it."""
+    for rank, log in enumerate(logs):
+        caught = log == "ready\ninterrupted\nsaved\n"
+        raised = log.startswith("ready\nTraceback ") and log.endswith("\nKeyboardInterrupt\n")
+        assert (caught, raised) == (rank in (0, 3), rank in (1, 2)), log
 
 
 def outcome_of(tmp_path: Path, run: str, node: int = 0) -> Outcome:

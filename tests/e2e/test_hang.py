@@ -1,12 +1,14 @@
 """A run that hangs is explained while it hangs, and after it was killed for it."""
 
+import gzip
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.driver import ROOT, ddpctl, wait_until
+from bench.measuring import runtime_files
+from tests.e2e.driver import ROOT, SCRIPTS, ddpctl, wait_until
 from tests.in_process import ddpctl as in_process
 
 from ddpwire.run_files import read_node
@@ -46,3 +48,33 @@ def test_explain_names_the_rank_its_node_and_its_line_of_a_run_that_hangs(tmp_pa
         ddpctl("stop", "--kill", "hangs")
     answer = explain("hangs")
     assert (answer["state"], answer["cause"], answer["rank"], answer["fault"]) == ("stopped", "none", None, False)
+
+
+def test_profile_names_the_slow_rank_of_two_nodes_and_its_line(tmp_path: Path) -> None:
+    slow = str(SCRIPTS / "uneven.py")
+    assert ddpctl("launch", "--detach", "--nodes", "2", "--ranks", "2", "--gpus", "2", "--device", "cpu",
+                  "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
+    try:
+        wait_until(lambda: runtime_files(tmp_path / "runs/uneven", "heartbeat/rank-3.group"), "a group", timeout_s=200)
+        result: dict[str, Any] = {}
+
+        def is_named() -> bool:
+            argv = ("--seconds", "1.5", "-o", str(tmp_path / "trace.json.gz"), "--json")
+            done = ddpctl("profile", "uneven", *argv, timeout=200)
+            assert done.returncode in (0, 69), done.stderr  # 69: its nodes have not yet reported ranks
+            result.update(json.loads(done.stdout or "{}"))
+            return result.get("slowest") == 3
+
+        wait_until(is_named, "rank 3 to be named", timeout_s=200)
+        assert (result["slowest"], result["unknown"], sorted(result["shares"])) == (3, [], ["0", "1", "2", "3"])
+        assert "uneven.py:14 (dawdle)" in result["sentence"]
+        assert result["shares"]["3"]["idle"] > 0.5 > result["shares"]["3"]["exposed"]
+        events = json.loads(gzip.decompress(Path(result["trace"]).read_bytes()))["traceEvents"]
+        names = {(event["pid"], event["name"]) for event in events if event["ph"] == "X"}
+        assert {(rank, name) for rank in range(4) for name in ("aten::linear", "gloo:all_reduce")} <= names
+        flows = {event["name"].partition(" ")[0]: event["pid"] for event in events if event["ph"] == "f"}
+        assert {"fwdbwd", "all_reduce"} <= flows.keys()
+        assert json.loads(ddpctl("status", "--json", "uneven").stdout)["state"] == "running"
+    finally:
+        ddpctl("stop", "--kill", "uneven")
+    assert in_process("profile", "uneven").returncode == 69  # no rank runs

@@ -5,17 +5,22 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.e2e.driver import SCRIPTS, events_of, is_over, node_log, outcome_of, processes_of, start, wait_until
+from tests.e2e.driver import (
+    SCRIPTS,
+    events_of,
+    is_over,
+    node_log,
+    outcome_of,
+    processes_of,
+    start,
+    status_of,
+    wait_until,
+)
 from tests.in_process import ddpctl as in_process
 
 IDLE = str(SCRIPTS / "idle.py")
-
-
-def status_of(run: str) -> dict[str, Any]:
-    return dict(json.loads(in_process("status", run, "--json").stdout))
 
 
 def test_ctrl_c_saves_a_checkpoint_of_the_last_step_and_ends_all(tmp_path: Path) -> None:

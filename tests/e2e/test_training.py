@@ -8,12 +8,21 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests import forks
-from tests.e2e.driver import ROOT, ddpctl, events_of, is_over, node_log, outcome_of, processes_of, wait_until
+from tests.e2e.driver import (
+    ROOT,
+    ddpctl,
+    events_of,
+    is_over,
+    node_log,
+    outcome_of,
+    processes_of,
+    status_of,
+    wait_until,
+)  # fmt: skip
 from tests.in_process import ddpctl as in_process
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,10 +32,6 @@ FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.M | re.S)
 LOAD, PREDICT, *_ = (block for language, block in FENCES if language == "python")
 # What torch.onnx begins with, which needs no further package.
 TRACE = "torch.export.export(classifier, (images[:2],), dynamic_shapes=({0: torch.export.Dim('batch')},))"
-
-
-def status_of(run: str) -> dict[str, Any]:
-    return dict(json.loads(in_process("status", run, "--json").stdout))
 
 
 def fingerprint(output: str) -> str:

@@ -59,16 +59,6 @@ def test_a_second_signal_kills_at_once(runs):
     assert node.end(55) == 143  # before its grace is over
 
 
-def test_a_signal_that_is_delivered_twice_is_one_request(runs):
-    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "2", "--grace", "60"))
-    runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(2)))
-    for _ in range(2):
-        node.process.send_signal(signal.SIGTERM)
-        time.sleep(0.02)
-    assert node.end(55) == 143
-    assert not [line for line in node.messages() if "again" in line]
-
-
 SAVES_LATER = """\
 import os, signal, sys
 def save(number, _):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.ddpctl.test_kubernetes_folder import KUBECTL, ROOT
+from tests.unit.ddpctl.test_kubernetes_manifests import KUBECTL, ROOT
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl kustomize")

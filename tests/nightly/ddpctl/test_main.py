@@ -1,12 +1,13 @@
 """ddpctl's help, start-up time, versions and init."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.in_process import ddpctl as in_process
-from tests.unit.ddpctl.test_main import ddpctl
+from tests.unit.ddpctl.test_main import DDPCTL
 
 from ddpctl.main import main
 
@@ -23,9 +24,9 @@ def test_an_option_that_launch_does_not_have(
     monkeypatch.setattr(sys, "argv", ["ddpctl", "launch", option, "2", "--", "train.py"])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out) == (2, "")
-    assert instead in said.err.partition("--help. ")[2]
+    output = capsys.readouterr()
+    assert (ended.value.code, output.out) == (2, "")
+    assert instead in output.err.partition("--help. ")[2]
 
 
 def test_init_does_not_wait_for_a_reader(tmp_path: Path) -> None:
@@ -34,6 +35,8 @@ def test_init_does_not_wait_for_a_reader(tmp_path: Path) -> None:
 
 
 def test_completion_knows_the_shells() -> None:
-    done = ddpctl("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    variables = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [*DDPCTL, "--show-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "complete -o default -F _ddpctl_completion ddpctl"

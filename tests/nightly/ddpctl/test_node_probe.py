@@ -15,7 +15,7 @@ from tests.unit.ddpctl import test_slurm_target
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
 from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
-from tests.unit.ddpctl.test_node_probe import METRICS, PATH, node
+from tests.unit.ddpctl.test_local import METRICS, PATH, node
 
 from ddpctl.command import Output
 from ddpctl.execution.node_probe import Probe, ProbeResult, probe_script, read_probe

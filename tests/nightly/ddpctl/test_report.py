@@ -3,8 +3,7 @@
 import re
 from dataclasses import replace
 
-from tests.unit.ddpctl.test_report import SPANS, history
-from tests.unit.ddpctl.test_watch_timeline import START, timeline
+from tests.unit.ddpctl.test_watch_timeline import SPANS, START, history, timeline
 
 from ddpctl.report.charts import Line, Mark, clock, gantt_chart, history_charts, line_chart, short, ticks, time_ticks
 from ddpctl.report.html import MOST_EVENTS, environments_table, event_rows, render_page

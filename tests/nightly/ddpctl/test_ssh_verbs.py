@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.ddpctl.answers import perform
 from tests.unit.ddpctl.ssh_answers import OPTIONS, by_host
-from tests.unit.ddpctl.test_ssh_verbs import ELASTIC, GONE, LOST_HOST, lost
+from tests.unit.ddpctl.test_ssh import ELASTIC, GONE, LOST_HOST, lost
 
 from ddpctl.command import Output, Verb
 from ddpctl.errors import UnavailableError

@@ -118,3 +118,13 @@ def test_output_without_line_breaks_is_cut_into_lines(runs):
     assert node.end() == 0
     lines = [line for line in node.stderr.read_text().splitlines() if "node_setup: xxx" in line]
     assert (len(lines), max(map(len, lines)) < 70_000) == (5, True)
+
+
+def test_a_signal_that_is_delivered_twice_is_one_request(runs):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "2", "--grace", "60"))
+    runs.until(lambda: all(node.log(rank).startswith("ready") for rank in range(2)))
+    for _ in range(2):
+        node.process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert node.end(55) == 143
+    assert not [line for line in node.messages() if "again" in line]

@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from tests.contract.ddprun.test_two_nodes import stop
+from tests.contract.ddprun.test_exit_codes import stop
 
 from ddpwire.run_files import Outcome
 

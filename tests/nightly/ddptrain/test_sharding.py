@@ -14,7 +14,7 @@ import torch
 from tests import forks
 from tests.messages import assert_names
 from tests.ranks import Ended, Start
-from tests.unit.ddptrain.test_sharding import OPTIONS, write_shards
+from tests.unit.ddptrain.test_sharding import write_shards
 
 from ddptrain.checkpoint import (
     UnusableCheckpoint,
@@ -89,6 +89,9 @@ for kill in range(kills):
     directory.unlock()
 print(good, finished)
 """
+
+OPTIONS = ("--data=text", "--data-dir=text.txt", "--layers=2", "--width=32", "--heads=2", "--context=16")
+OPTIONS += ("--batch-size=16", "--epochs=10", "--precision=fp32", "--clip=0.5", "--ema=0.9")
 
 
 def test_killed_60_times_while_shards_are_written_the_newest_is_whole(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import docker_lab
+from tests.cluster.test_docker import Lab
+from tests.cluster.test_docker import lab as lab
 from tests.e2e.driver import ROOT, wait_until
 
 pytestmark = pytest.mark.timeout(1800)  # the image may have to be built
@@ -117,3 +119,12 @@ def test_a_runs_secret_is_not_in_the_image(docker_env: dict[str, str], docker: D
     scan = f"set -o pipefail; docker save {image} | grep --count --text {CANARY}"
     scanned = subprocess.run(["bash", "-c", scan], env=docker_env, capture_output=True, text=True, timeout=120)
     assert (scanned.stdout, scanned.stderr) == ("0\n", "")
+
+
+def test_image_that_a_host_lacks_starts_nothing(lab: Lab) -> None:
+    (lab.folder / "ddpctl.yaml").write_text((lab.folder / "ddpctl.yaml").read_text().replace(":image'", ":absent'"))
+    refused = lab.ddpctl("launch", "--name", "never", code=78)
+    assert "127.0.0.1: " in refused.stderr
+    assert "ddpctl-test:absent" in refused.stderr
+    assert not (lab.folder / "runs/never").exists()
+    assert lab.containers() == []

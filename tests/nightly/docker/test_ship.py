@@ -1,5 +1,6 @@
 """``ddpctl image ship`` to two machines with an sshd and a Docker of their own each."""
 
+import getpass
 import json
 import os
 import subprocess
@@ -58,7 +59,7 @@ def hosts(tmp_path: Path, home: Path, docker_env: dict[str, str]) -> Iterator[li
             docker_lab.docker(there, "context", "create", "own", f"--docker=host={env['DOCKER_HOST']}")
             docker_lab.docker({k: v for k, v in there.items() if k != "DOCKER_HOST"}, "context", "use", "own")
             cache = box.home / ".cache" / "ddpctl" / "images"
-            made.append(There(name=f"{ssh_lab.user()}@{box.address}:{port}", cache=cache, env=env))
+            made.append(There(name=f"{getpass.getuser()}@{box.address}:{port}", cache=cache, env=env))
         yield made
 
 

@@ -227,3 +227,11 @@ def test_job_of_a_lost_node_is_requeued_and_resumes(site: Site) -> None:
     queued = max(index for index, phase in enumerate(seen) if phase == "queue")
     assert "training" in seen[:queued]
     assert seen[queued + 1 :][:2] == ["start", "preflight"]
+
+
+def test_more_gpus_than_a_node_has_are_refused(site: Site) -> None:
+    refused = site.run("launch", "-f", FILE, "--gpus", "9")
+    assert refused.returncode == 78
+    assert "2 nodes of 9 GPUs" in refused.stderr
+    assert "3 nodes with 8 CPUs, 8000 MB, gpu:2" in refused.stderr
+    assert json.loads(site.ddpctl("ps", "--json")) == []

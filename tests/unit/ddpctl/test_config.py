@@ -12,6 +12,7 @@ from tests.unit.ddpctl.loading import KINDS, Local, Ssh, check_errors, load, rea
 from ddpctl.errors import ConfigError, NoInputError, UsageError
 from ddpctl.job import config
 from ddpctl.job.launch_plan import Plan, ddprun_args
+from ddpctl.job.schema import json_schema
 from ddpctl.job.spec import JobSpec, check_size, check_time, size_bytes, time_s
 
 ERRORS = Path(__file__).parents[2] / "data" / "config" / "errors.txt"
@@ -94,13 +95,8 @@ def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path) -> N
     "text", [None, "", "# nothing\n", "job:\n", "---\n", "null\n", "\ufeff", "{}", "job: {}\ntargets: ~\n"]
 )
 def test_an_empty_file_gives_the_defaults(text: str | None) -> None:
-    assert load(text) == config.Request(
-        job=JobSpec(),
-        target="local",
-        kind="local",
-        options=Local(),
-        why="the default",
-    )
+    local = config.Request(job=JobSpec(), target="local", kind="local", options=Local(), why="the default")
+    assert load(text) == local
 
 
 def test_text_is_read_as_it_is_written() -> None:
@@ -269,3 +265,23 @@ def test_commands_of_the_nodes_reach_ddprun_and_lengthen_a_stop() -> None:
         "--node-setup", "a b", "--node-setup", "c", "--node-teardown", "d", "t.py",
     )  # fmt: skip
     assert job.stop_s == 120
+
+
+def test_the_schema_has_the_fields_types_limits_and_defaults() -> None:
+    schema = json_schema(KINDS)
+    text, value = {"type": ["string", "number"]}, {"type": ["string", "number", "boolean"]}
+    assert list(schema["properties"]) == ["job", "target", "targets", "profiles"]
+    assert schema["properties"]["targets"]["additionalProperties"]["allOf"][1]["then"] == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["kind", "hosts"],
+        "properties": {
+            "kind": {"const": "ssh"},
+            "hosts": {"description": "Where.", "type": ["array", "null"], "items": value},
+            "user": {"description": "Who; null: you.", "anyOf": [text, {"type": "null"}], "default": None},
+            "check": {"description": "Whether to look first.", "type": "boolean", "default": True},
+            "tries": {"description": "How often.", "type": "integer", "minimum": 1, "default": 1},
+        },
+    }
+    job_fields = schema["properties"]["job"]["properties"]
+    assert [name for name, field in job_fields.items() if field.get("description")] == [*vars(JobSpec())]

@@ -27,15 +27,8 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpwire.run_files import Outcome
 
 OPTIONS = SshOptions(hosts=tuple(SshHost(address=f"box{number}") for number in range(4)))
-REQUEST = Request(
-    job=JobSpec(name="digits", nodes="2", gpus=4),
-    target="boxes",
-    kind="ssh",
-    options=OPTIONS,
-    why="",
-    cwd="/",
-    name="n",
-)
+DIGITS = JobSpec(name="digits", nodes="2", gpus=4)
+REQUEST = Request(job=DIGITS, target="boxes", kind="ssh", options=OPTIONS, name="n")
 
 
 def finding(node: int, status: str, check: str = "clock", value: str = "x") -> dict[str, Any]:

@@ -1,23 +1,14 @@
 """Errors as data: what a handler reads of one, and what a launch does by its type."""
 
 import pickle
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddpctl import targets
-from ddpctl.command import Output, Verb
+from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
-from ddpctl.execution.executor import Executor
-from ddpctl.job.launch_plan import Request
 from ddpctl.job.secrets import read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook.errors import RankError
-from ddpctl.operations import launcher
-from ddpctl.operations.launcher import AppContext
-from ddpctl.runs import run_store
-from ddpctl.targets.local import LocalOptions
 from ddpwire.exits import Exit
 
 
@@ -42,48 +33,6 @@ def test_a_launch_that_started_nothing_is_its_reason_besides() -> None:
 def test_the_error_of_a_rank_has_the_runs_code() -> None:
     error = RankError("rank 1 failed", rank=1, code=3, traceback="a\nb\n")
     assert (error.code, error.message, str(error)) == (3, "rank 1 failed", "rank 1 failed\na\nb")
-
-
-class Failing:
-    """A target whose launches fail."""
-
-    capabilities = frozenset[str]()
-
-    def __init__(self, error: BaseException) -> None:
-        self.error, self.stopped = error, 0
-
-    def resolve(self) -> Verb[LocalOptions]:
-        yield ()
-        return LocalOptions()
-
-    def submit(self, *_: object, **__: object) -> Verb[Any]:
-        yield ()
-        raise self.error
-
-    def stop(self, *_: object, **__: object) -> Verb[bool]:
-        yield ()
-        self.stopped += 1
-        return True
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "stopped"),
-    [
-        (NotStartedError(UnavailableError("no")), UnavailableError, 0),
-        (UnavailableError("no"), UnavailableError, 1),
-        (KeyboardInterrupt(), KeyboardInterrupt, 1),
-    ],
-)
-def test_a_launch_that_fails_is_stopped_unless_it_started_nothing(
-    error: BaseException, kind: type[BaseException], stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = Failing(error)
-    monkeypatch.setattr(targets, "make", lambda *_: target)
-    context = AppContext(executor=Executor({}), root=tmp_path, emit=lambda _: None)
-    request = Request(job=JobSpec(), target="local", kind="local", options=LocalOptions(), why="", cwd="/")
-    with pytest.raises(kind) as raised:
-        launcher.start(context, request, attached=True)
-    assert (type(raised.value), target.stopped, run_store.load_all(tmp_path)) == (kind, stopped, ())
 
 
 def test_a_secret_that_is_not_set_is_named_and_an_empty_one_is_set() -> None:

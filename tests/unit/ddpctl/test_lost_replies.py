@@ -14,7 +14,7 @@ from tests.unit.ddpctl.test_slurm_target import ANSWERS, PLAN, RUN, UID
 
 from ddpctl import targets
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Output, Verb
-from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NotStartedError, UnavailableError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
@@ -169,6 +169,23 @@ def test_an_error_whose_reply_was_not_lost_is_not_asked_about(context: AppContex
     with pytest.raises(ConfigError):
         launch(target)
     assert (target.num_asked, len(target.kills), records(context)) == (0, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "num_kills"),
+    [
+        (NotStartedError(UnavailableError("no")), UnavailableError, 0),
+        (UnavailableError("no"), UnavailableError, 1),
+        (KeyboardInterrupt(), KeyboardInterrupt, 1),
+    ],
+)
+def test_a_launch_that_fails_is_stopped_unless_it_started_nothing(
+    context: AppContext, launch: Launch, error: BaseException, kind: type[BaseException], num_kills: int
+) -> None:
+    target = LosingTarget(error, [EXISTS])
+    with pytest.raises(kind) as raised:
+        launch(target)
+    assert (type(raised.value), len(target.kills), records(context)) == (kind, num_kills, [])
 
 
 def test_a_launch_that_could_start_nothing_leaves_no_record_if_nothing_can_be_stopped(

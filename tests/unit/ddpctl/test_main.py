@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from tests.in_process import ddpctl as in_process
 from tests.in_process import verbs
+from tests.unit.ddpctl.test_run_store import make
 
 from ddpctl import main
 
@@ -24,12 +26,6 @@ VERBS = (
     "attach", "exec", "shell", "suspend", "resume", "pull", "export", "hosts", "bench", "doctor", "rehearse",
     "provision", "init", "schema", "version", "image", "monitor",
 )  # fmt: skip
-
-
-def ddpctl(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DDPCTL, *args], capture_output=True, text=True, timeout=60, cwd=cwd, env={**os.environ, **env}
-    )
 
 
 def cpu_seconds(*argv: str) -> float:
@@ -109,3 +105,54 @@ def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert ("ddpctl.yaml" in again.stderr, "--force" in again.stderr) == (True, True)
     assert (tmp_path / "ddpctl.yaml").read_text() == text
+
+
+SAFE_DDPCTL = (sys.executable, "-P", "-m", "ddpctl")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The runs, of which one has a log."""
+    run = make(tmp_path / "runs", "night", 1.0)
+    node = Path(run.folder) / "node-0"
+    node.mkdir()
+    (node / "node.log").write_text("a line\n")
+    monkeypatch.setenv("DDPCTL_STATE_DIR", str(tmp_path / "runs"))
+    return tmp_path
+
+
+PRINTING_VERBS = (("ps",), ("logs",), ("top", "--once"))
+
+
+@pytest.mark.parametrize("verb", PRINTING_VERBS, ids=" ".join)
+def test_a_full_disk_is_one_line_and_73(root: Path, verb: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*SAFE_DDPCTL, *verb], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (73, 1)
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("verb", PRINTING_VERBS, ids=" ".join)
+def test_a_closed_pipe_is_no_failure(root: Path, verb: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*SAFE_DDPCTL, *verb], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["typer", "rich"])
+def test_ctrl_c_at_the_beginning_is_silent(root: Path, module: str) -> None:
+    (root / f"{module}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [*SAFE_DDPCTL, "top", "--once"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert (*process.communicate(timeout=60), process.returncode) == ("", "", 130)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,54 +122,6 @@ def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Pat
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
 
 
-def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
-    (tmp_path / HEARTBEAT).mkdir()
-    monitor = HeartbeatMonitor(tmp_path, 0)
-    ranks = [subprocess.Popen(["/bin/sleep", "1000"]) for _ in range(2)]
-    try:
-        monitor.track(
-            tuple(
-                RankProcess(rank=rank, local_rank=rank, pid=process.pid, log="") for rank, process in enumerate(ranks)
-            )
-        )
-        for rank in range(2):
-            Heart(str(tmp_path / rank_heartbeat(rank))).beat(7)
-        assert monitor.running_beats().keys() == {0, 1}
-        ranks[1].kill()
-        ranks[1].wait()
-        assert monitor.running_beats().keys() == {0}
-        assert monitor.beats().keys() == {0, 1}
-    finally:
-        monitor.forget()
-        for process in ranks:
-            process.kill()
-            process.wait()
-
-
-def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(tmp_path: Path) -> None:
-    (tmp_path / HEARTBEAT).mkdir()
-    rank = subprocess.Popen(["/bin/sleep", "1000"])
-    monitor = HeartbeatMonitor(tmp_path, 0)
-    try:
-        monitor.track((RankProcess(rank=0, local_rank=0, pid=rank.pid, log=""),))
-        heart = Heart(str(tmp_path / rank_heartbeat(0)))
-
-        def silence(*times_s: float) -> float:
-            return [monitor.statuses(time_s)[0].silent_s for time_s in times_s][-1]
-
-        heart.beat(7)
-        assert silence(100.0) == 0
-        assert silence(100.5, 101.0, 101.5) == 1.5
-        assert silence(131.5, 132.0) == 3.0  # of the 30 s, one second counts
-        heart.beat(7)  # the same step again: it lives
-        assert silence(132.5) == 0
-        assert silence(*(132.5 + 0.25 * number for number in range(1, 41))) == 10.0
-    finally:
-        monitor.forget()
-        rank.kill()
-        rank.wait()
-
-
 @pytest.mark.parametrize(
     "sample", [["a_total", {}, "many"], ["a_total", {}, None], ["a_total", ["kind"], 1.0], ["a_total", {}], 7, None]
 )
@@ -271,3 +224,43 @@ def test_cpu_and_memory_of_the_machine_are_exported() -> None:
     modes = dict(host_metrics.cpu_seconds())
     assert before <= modes["user"] < before + 10
     assert dict(host_metrics.memory_bytes())["total"] == psutil.virtual_memory().total
+
+
+@pytest.fixture
+def monitored(tmp_path: Path) -> Iterator[tuple[HeartbeatMonitor, list[subprocess.Popen[bytes]], list[Heart]]]:
+    """A monitor of two ranks, their processes and their heartbeats."""
+    (tmp_path / HEARTBEAT).mkdir()
+    monitor = HeartbeatMonitor(tmp_path, 0)
+    processes = [subprocess.Popen(["/bin/sleep", "1000"]) for _ in range(2)]
+    monitor.track(tuple(RankProcess(rank=n, local_rank=n, pid=rank.pid, log="") for n, rank in enumerate(processes)))
+    yield monitor, processes, [Heart(str(tmp_path / rank_heartbeat(rank))) for rank in range(2)]
+    monitor.forget()
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_rank_that_has_ended_gives_no_heartbeat(monitored: Any) -> None:
+    monitor, processes, hearts = monitored
+    for heart in hearts:
+        heart.beat(7)
+    assert monitor.running_beats().keys() == {0, 1}
+    processes[1].kill()
+    processes[1].wait()
+    assert monitor.running_beats().keys() == {0}
+    assert monitor.beats().keys() == {0, 1}
+
+
+def test_a_pause_of_ddprun_itself_is_no_silence_of_its_ranks(monitored: Any) -> None:
+    monitor, _, (heart, _) = monitored
+
+    def silence(*times_s: float) -> float:
+        return [monitor.statuses(time_s)[0].silent_s for time_s in times_s][-1]
+
+    heart.beat(7)
+    assert silence(100.0) == 0
+    assert silence(100.5, 101.0, 101.5) == 1.5
+    assert silence(131.5, 132.0) == 3.0  # of the 30 s, one second counts
+    heart.beat(7)  # the same step again: it lives
+    assert silence(132.5) == 0
+    assert silence(*(132.5 + 0.25 * number for number in range(1, 41))) == 10.0

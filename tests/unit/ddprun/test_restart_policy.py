@@ -1,5 +1,6 @@
 """Which of many failures was the first, and the sentence at the end of a run that failed."""
 
+import os
 import re
 import signal
 from dataclasses import replace
@@ -10,6 +11,9 @@ import pytest
 from ddprun.health.heartbeat_monitor import RankStatus, find_hung_rank
 from ddprun.main import exit_message
 from ddprun.ranks.termination import OomMonitor
+from ddprun.settings import requeue
+from ddprun.settings.requeue import Requeues, newest_checkpoint
+from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import (
     Decision,
     FailedAttempt,
@@ -312,3 +316,55 @@ def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
 def test_a_machine_without_cgroups_reports_no_kill(tmp_path):
     assert not OomMonitor(tmp_path, tmp_path / "own").killed()
     assert "GiB" not in OomMonitor(tmp_path, tmp_path / "own").limit()
+
+
+SAVED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=0, rank=1, retry=True)
+
+
+def requeues_of(tmp_path, *, is_first=False):
+    return Requeues(tmp_path, tmp_path / "checkpoints", is_first=is_first, files=FileWriter())
+
+
+def limited(requeues, outcome):
+    assert requeues.is_ready()
+    return requeues.limit(outcome)
+
+
+def test_three_starts_without_a_new_checkpoint_end_a_requeued_job(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for first in (True, False):  # the first start of another job in the same folder counts from 1 again
+        outcomes = [limited(requeues_of(tmp_path, is_first=number == 1), SAVED) for number in (1, 2, 3)]
+        assert [(outcome.code, outcome.cause, outcome.retry) for outcome in outcomes] == [
+            (143, "stopped", True), (143, "stopped", True), (75, "gave_up", False)
+        ], first  # fmt: skip
+    assert outcomes[2].message.endswith(SAVED.message)
+    last = requeues_of(tmp_path)
+    (tmp_path / "checkpoints/.step-7.pt.new").touch()  # not whole yet
+    assert limited(last, SAVED).code == 75
+    (tmp_path / "checkpoints/step-7.pt").touch()
+    assert limited(last, SAVED) == SAVED
+    assert newest_checkpoint(tmp_path / "checkpoints").endswith(" step-7.pt")
+    again = requeues_of(tmp_path)
+    os.utime(tmp_path / "checkpoints/step-7.pt", (1, 1))  # written again
+    assert limited(again, SAVED) == SAVED
+
+
+def test_what_no_requeue_would_help_stays_as_it_is(tmp_path):
+    requeues = [requeues_of(tmp_path) for _ in range(5)][-1]
+    error = replace(SAVED, code=3, cause="error", retry=False)
+    assert limited(requeues, error) == error
+    assert limited(requeues_of(tmp_path / "nowhere"), SAVED) == SAVED  # nothing can be counted there
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_decision(tmp_path, monkeypatch):
+    [requeues_of(tmp_path) for _ in range(2)]
+    writer = FileWriter(fork=True)
+    last = Requeues(tmp_path, tmp_path / "checkpoints", is_first=False, files=writer)
+    writer.requeues_of()
+    os.kill(writer.pid, signal.SIGSTOP)
+    try:
+        assert not last.is_ready(), "unknown for now"
+        monkeypatch.setattr(requeue, "ANSWER_S", 0.0)
+        assert limited(last, SAVED) == SAVED
+    finally:
+        os.kill(writer.pid, signal.SIGKILL)

@@ -1,23 +1,37 @@
 """The live state of ranks is in the node's own memory, and a disk that hangs does not hold up ddprun."""
 
+import errno
+import fcntl
 import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.unit.ddprun.test_rank_metrics import count, rank_series, samples
 
 from ddprank.heartbeat import Heart
+from ddprun import main
+from ddprun.files import process_discovery
 from ddprun.files.runtime_dir import PREFIX, RuntimeDir
+from ddprun.health import folder_watch
+from ddprun.health.folder_watch import FolderWatch
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics.metrics import RankSeries
 from ddprun.system import file_writer
 from ddprun.system.file_writer import FileWriter
-from ddpwire.run_files import METRICS, RankProcess, rank_heartbeat
+from ddpwire import locks
+from ddpwire.exits import Exit
+from ddpwire.locks import Lock, Owner
+from ddpwire.run_files import LOCK, METRICS, RankProcess, rank_heartbeat
 
 FULL_QUEUE = """
 import threading
@@ -135,3 +149,152 @@ def test_a_console_whose_file_does_not_answer_is_left_without_a_write(tmp_path):
 def block(path: Path) -> None:
     with path.open():
         pass
+
+
+def end_watch(lock: Path) -> None:
+    """Delete the file that a watch looks at, and wait for the end of its threads."""
+    lock.unlink()
+    for thread in threading.enumerate():
+        if thread.name == "folder":
+            thread.join(60)
+
+
+@pytest.fixture
+def frozen(tmp_path, monkeypatch):
+    """A watch whose file system answers only while ``answers`` is set, its lines, and what it gives up with."""
+    answers, given_up, lines = threading.Event(), queue.Queue(), queue.Queue()
+    lock = tmp_path / "ddprun.lock"
+    lock.touch()
+    touch = os.utime
+    monkeypatch.setattr(os, "utime", lambda path: answers.wait() and touch(path))
+    monkeypatch.setattr(folder_watch, "PATH_INTERVAL", 1)
+    monkeypatch.setattr(folder_watch, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(folder_watch, "WARN_AFTER_S", 0.2)
+    with lock.open() as file:
+        folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno(), has_locks=True)
+        with FolderWatch(folder, FileWriter(), log=lines.put, stop=lambda: None, give_up=given_up.put):
+            yield answers, lines, given_up
+        answers.set()
+        end_watch(lock)
+
+
+def test_a_frozen_file_system_is_named_and_given_up(frozen, monkeypatch):
+    monkeypatch.setattr(folder_watch, "GIVE_UP_AFTER_S", 0.6)
+    _, lines, given_up = frozen
+    assert given_up.get(timeout=60).code == Exit.CANNOT_WRITE
+    assert lines.qsize() == 1
+
+
+def test_a_file_system_that_is_slow_is_not_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_watch, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(folder_watch, "WARN_AFTER_S", 0.3)
+    lines, writer = queue.Queue(), FileWriter(fork=True)
+    writer.start()
+    calls = [writer.submit(time.sleep, 0.05) for _ in range(15)]
+    with (tmp_path / "ddprun.lock").open("w") as file:
+        folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno(), has_locks=True)
+        watch = FolderWatch(folder, writer, log=lines.put, stop=lambda: None, give_up=lines.put)
+        with watch:
+            calls[-1].result(60)
+    end_watch(tmp_path / "ddprun.lock")
+    assert lines.empty()
+
+
+def test_one_that_answers_again_is_not_given_up(frozen):
+    answers, lines, given_up = frozen
+    first = lines.get(timeout=60)
+    answers.set()
+    assert lines.get(timeout=60) != first
+    assert given_up.empty()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_start_on_a_frozen_file_system_waits_and_then_ends(answers, tmp_path, monkeypatch):
+    fifo = tmp_path / "answer"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(main, "WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(main, "GIVE_UP_AFTER_S", 120.0 if answers else 0.3)
+    monkeypatch.setattr(os, "utime", lambda _: fifo.read_text())  # in the forked process
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    files, lines = FileWriter(fork=True), []
+
+    def log(line):
+        lines.append(line)
+        if answers and len(lines) == 1:
+            fifo.write_text("now")
+
+    try:
+        main.wait_for_disk(tmp_path / "run/node-0", files, log)
+        code = Exit.OK
+    except SystemExit as end:
+        code = end.code
+    assert (code, len(lines)) == (Exit.OK if answers else Exit.CANNOT_WRITE, 2)
+    assert (tmp_path / "run/node-0").is_dir()
+    os.kill(files.pid, signal.SIGKILL)
+    os.waitpid(files.pid, 0)
+
+
+@pytest.fixture
+def without_flock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+
+
+def elsewhere(**changes: object) -> Owner:
+    return replace(Owner.of_this_process(), host="other", machine="other", **changes)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_each_error_that_means_no_locks_is_recognized(number, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with (tmp_path / "a").open("w") as file:
+        assert locks.lock(file.fileno(), tmp_path / "a") is Lock.UNSUPPORTED
+
+
+def test_a_lock_is_busy_until_its_file_is_closed(tmp_path):
+    with (tmp_path / "a").open("w") as first, (tmp_path / "a").open("w") as second:
+        assert locks.lock(first.fileno(), tmp_path / "a") is Lock.TAKEN
+        assert locks.lock(second.fileno(), tmp_path / "a") is Lock.BUSY
+        assert locks.is_locked(tmp_path / "a")
+    assert not locks.is_locked(tmp_path / "a")
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_without_locks_the_owner_of_a_file_is_known_while_it_is_alive(tmp_path):
+    lock = tmp_path / LOCK
+    lock.touch()
+    assert not process_discovery.is_locked(tmp_path)
+    Owner.of_this_process().write(lock)
+    assert process_discovery.is_locked(tmp_path)
+    assert locks.owner_that_writes(lock) is not None
+    replace(Owner.of_this_process(), started="1").write(lock)  # the pid belongs to another process now
+    assert not process_discovery.is_locked(tmp_path)
+    assert locks.owner_that_writes(lock) is None
+    elsewhere().write(lock)
+    assert process_discovery.is_locked(tmp_path)
+    elsewhere(time=time.time() - 1000).write(lock)
+    assert not process_discovery.is_locked(tmp_path)
+    own = Owner.of_this_process()
+    assert not own.keep(lock), "another process has taken the file"
+    locks.disown(lock)
+    assert own.keep(lock)
+    locks.disown(lock)
+    assert locks.read_owner(lock) is None
+
+
+@pytest.mark.usefixtures("without_flock")
+def test_an_owner_on_another_machine_is_alive_if_it_writes(tmp_path):
+    lock = tmp_path / LOCK
+    elsewhere(time=1.0).write(lock)
+    assert locks.owner_that_writes(lock, timeout_s=0.1) is None, "of it nothing is known"
+    writer = threading.Timer(0.1, elsewhere(time=2.0).write, (lock,))
+    writer.start()
+    owner = locks.owner_that_writes(lock, timeout_s=60)
+    writer.join()
+    assert owner is not None
+    assert owner.host == "other"

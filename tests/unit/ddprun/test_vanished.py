@@ -1,14 +1,19 @@
 """A node 0 that falls silent before the others train, and how many calls it makes to its store as the nodes grow."""
 
 import contextlib
+import gc
 import json
 import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fixtures.nodes import until
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from ddprun.nodes.consensus import LivenessTracker
@@ -139,3 +144,45 @@ def test_the_heartbeats_of_all_nodes_are_read_in_one_call(num_nodes: int) -> Non
     tracker.update(0.1)
     assert store.calls - before == 1
     assert (tracker.silent_s[1] > 0, tracker.silent_s[2]) == (True, 0.0)
+
+
+CLOSE = """
+import os, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+from ddprun.system.processes import close_descriptors
+kept, other = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
+close_descriptors(kept)
+os.fstat(kept)
+try:
+    os.fstat(other)
+except OSError:
+    print("closed")
+"""
+
+
+def test_closing_descriptors_does_not_count_to_the_limit() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSE], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "closed\n", done.stderr
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_store_client_that_is_no_longer_used_leaves_no_thread_and_no_socket() -> None:
+    torch = pytest.importorskip("torch.distributed")
+    from ddprun.system import stores
+
+    server = torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    client = stores.connect("127.0.0.1", server.port)
+    client.set("a", "b")
+    del client
+    gc.collect()
+    threads, descriptors = threading.active_count(), num_descriptors()
+    for _ in range(5):
+        client = stores.connect("127.0.0.1", server.port)
+        client.set("a", "b")
+        del client
+        gc.collect()
+    until(lambda: threading.active_count() <= threads and num_descriptors() <= descriptors)

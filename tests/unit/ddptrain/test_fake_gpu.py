@@ -2,6 +2,10 @@
 
 torch turns autocast and GradScaler for CUDA off where there is no GPU, without an error: ``gpu`` undoes that. Not run
 here: kernels, streams and events, NCCL, pinned memory, and whether a step of fp16 is skipped.
+
+A training step on a GPU waits for nothing: its operators, copies and waits are counted. torch cannot run a backward
+pass on tensors of a GPU without one. So ``count_step`` counts a step without the backward pass on tensors without data,
+and ``count_loop`` counts the complete loop on a CPU, with the guard of a GPU.
 """
 
 from collections import Counter

@@ -28,10 +28,6 @@ from ddptrain.export import choose_checkpoint
 from ddptrain.train_loop import weighted_parts
 
 NUM_SHARDS = 4
-OPTIONS = ("--data=text", "--data-dir=text.txt", "--layers=2", "--width=32", "--heads=2", "--context=16")
-
-
-OPTIONS += ("--batch-size=16", "--epochs=10", "--precision=fp32", "--clip=0.5", "--ema=0.9")
 
 
 def write_shards(folder: Path, step: int) -> Path:
