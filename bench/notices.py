@@ -16,6 +16,7 @@ round is right if
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -69,7 +70,8 @@ def kill(victim: str, nodes: list[dict[str, Any]], choice: random.Random) -> Non
     if victim.startswith("node"):
         pids = [state["pid"] for state in states if state["node"] == int(victim[-1])]
     if pids:
-        os.kill(choice.choice(pids), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(choice.choice(pids), signal.SIGKILL)
 
 
 def run_round(number: int, seed: int, env: dict[str, str]) -> dict[str, Any]:
