@@ -3,7 +3,7 @@
     python bench/notices.py [--rounds 30] [--seed 0] [--mail ADDRESS] [--json FILE]
 
 Each round runs a script without torch on 2 nodes x 2 ranks of this machine, detached, with a notice to a local web
-server, and kills a process at a random moment: a rank, the ddprun of node 0 or 1, or none. The ranks end after 3 s. A
+server, and kills a process at a random moment: a rank, the ddprun of node 0 or 1, or none. The ranks end after 8 s. A
 round is right if
 
 - no event of an attempt arrived twice
@@ -31,7 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-SCRIPT = "import os, time\nprint('ready', flush=True)\ntime.sleep(3)\n"
+SCRIPT = "import os, time\nprint('ready', flush=True)\ntime.sleep(8)\n"
 VICTIMS = ("rank", "rank", "node 0", "node 1", "none")
 ENDED = ("succeeded", "failed", "stopped", "lost")
 LIMIT_S = 120.0
@@ -77,7 +77,7 @@ def kill(victim: str, nodes: list[dict[str, Any]], choice: random.Random) -> Non
 def run_round(number: int, seed: int, env: dict[str, str]) -> dict[str, Any]:
     """Run one training. Return what was done, what arrived, and what is wrong with it."""
     choice, run = random.Random(seed), f"notice-{os.getpid()}-{number}"  # noqa: S311 (not for secrets)
-    victim, delay_s = choice.choice(VICTIMS), choice.uniform(0.0, 5.5)
+    victim, delay_s = choice.choice(VICTIMS), choice.uniform(0.0, 8.5)
     before = len(Hook.titles)
     ddpctl("launch", "--detach", "--nodes", "2", "--name", run, "--", "act.py", env=env)
     deadline = time.monotonic() + LIMIT_S
