@@ -130,7 +130,7 @@ def test_status_names_the_notices_that_failed_and_those_that_nobody_can_know(tmp
         state = RunStatus(run="night", state="lost", message="", code=137, nodes=(report,))
         return [line for line in formatting.status_lines(RUN, state) if "notice" in line]
 
-    (failed,), (same, unknown) = shown(alive=True), shown(alive=False)
-    assert failed == same
-    assert_names(failed, "restarted", "$CHAT", "HTTP 403")
+    (line,), (same, unknown) = shown(alive=True), shown(alive=False)
+    assert line == same
+    assert_names(line, "restarted", "$CHAT", "HTTP 403")
     assert_names(unknown, "hang", "$MAIL", "unknown")
