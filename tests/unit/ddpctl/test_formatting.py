@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands import formatting
@@ -16,7 +17,7 @@ from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.text import EscapeFilter, cut, format_duration, plain
-from ddpwire.run_files import NodeState, Outcome, RankProcess
+from ddpwire.run_files import NodeState, Notice, Outcome, RankProcess, read_node
 
 RUN = run_of(created=time.time(), job=JobSpec(name="night", nodes="1", gpus=2, command=("train.py",)))
 NODE = NodeState(
@@ -103,6 +104,27 @@ def test_a_run_that_starts_has_all_columns_of_its_nodes() -> None:
     report = NodeReport(node=0, alive=True, state=node, outcome=None)
     state = RunStatus(run="night", state="starting", message="1 of 1 node alive", nodes=(report,))
     assert "  NODE  STATE     PID   RANK:PID  METRICS" in formatting.status_lines(RUN, state)
+
+
+def test_status_names_the_notices_that_failed_and_those_that_nobody_can_know(tmp_path: Path) -> None:
+    sent = Notice(event="restarted", attempt=1, to="$MAIL", state="sent")
+    notices = (
+        sent,
+        replace(sent, to="$CHAT", state="failed", why="HTTP 403"),
+        replace(sent, event="hang", state="sending"),
+    )
+    replace(NODE, notices=notices).write(tmp_path)
+    node = read_node((tmp_path / "node.json").read_text())
+
+    def shown(*, alive: bool) -> list[str]:
+        report = NodeReport(node=0, alive=alive, state=node, outcome=None)
+        state = RunStatus(run="night", state="lost", message="", code=137, nodes=(report,))
+        return [line for line in formatting.status_lines(RUN, state) if "notice" in line]
+
+    (line,), (same, unknown) = shown(alive=True), shown(alive=False)
+    assert line == same
+    assert_names(line, "restarted", "$CHAT", "HTTP 403")
+    assert_names(unknown, "hang", "$MAIL", "unknown")
 
 
 UUID = "GPU-8a2f6c1e-2b7d-4c55-9d0e-0123456789a"
