@@ -14,6 +14,7 @@ table shows the median of these ratios. The CPU time includes only the processes
 """
 
 import argparse
+import getpass
 import json
 import os
 import platform
@@ -34,7 +35,7 @@ import measuring
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
-from tests.cluster.ssh_lab import MISSING, Person, box, free_port, user  # noqa: E402
+from tests.cluster.ssh_lab import MISSING, Person, box  # noqa: E402
 
 from ddpwire import names  # noqa: E402
 from ddpwire.run_files import LOCK, NODE, OUTCOME, NodeState, Outcome  # noqa: E402
@@ -97,7 +98,7 @@ class Lab:
 
     def time(self, argv: Sequence[str]) -> tuple[float, float, str]:
         """Return the wall time and the CPU time of a program in seconds, and its output."""
-        env = {"HOME": str(self.person.home), "PATH": os.defpath, "USER": user(),
+        env = {"HOME": str(self.person.home), "PATH": os.defpath, "USER": getpass.getuser(),
                "DDPCTL_STATE_DIR": f"{self.folder}/runs",
                "PYTHONPATH": os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])}  # fmt: skip
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -109,7 +110,9 @@ class Lab:
     def connect(self, row: str) -> tuple[float, float]:
         """Run the command `true` on all hosts. Return the wall time and the CPU time."""
         key = str(self.person.home / ".ssh" / "id_ed25519")
-        blocks = "".join(f"Host {place}\n  User {user()}\n" for place in self.places) if row == BLOCKS else ""
+        blocks = (
+            "".join(f"Host {place}\n  User {getpass.getuser()}\n" for place in self.places) if row == BLOCKS else ""
+        )
         (self.person.home / ".ssh/config").write_text(blocks)
         ssh = (
             f"printf '%s\\n' {' '.join(self.places)} | xargs -P{len(self.places)} -I{{}} ssh -F none -p {self.port} "
@@ -143,7 +146,7 @@ class Lab:
 @contextmanager
 def hosts(folder: Path, number: int) -> Iterator[Lab]:
     """Start ``number`` hosts, and write a configuration that lists them."""
-    person, port = Person(folder / "me"), free_port()
+    person, port = Person(folder / "me"), measuring.free_port()
     places = [f"127.0.1.{i}" for i in range(1, number + 1)]
     python = folder / "python"
     python.write_text(PYTHON)

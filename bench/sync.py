@@ -12,6 +12,7 @@ table shows the median of these ratios.
 """
 
 import argparse
+import getpass
 import json
 import os
 import random
@@ -32,7 +33,7 @@ import measuring
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
-from tests.cluster.ssh_lab import MISSING, Box, Person, box, free_port, user  # noqa: E402
+from tests.cluster.ssh_lab import MISSING, Box, Person, box  # noqa: E402
 
 SYNC = """
 import os, sys, time
@@ -65,7 +66,12 @@ class Lab:
     @property
     def environ(self) -> dict[str, str]:
         packages = os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])
-        return {"HOME": str(self.person.home), "PATH": "/usr/bin:/bin", "USER": user(), "PYTHONPATH": packages}
+        return {
+            "HOME": str(self.person.home),
+            "PATH": "/usr/bin:/bin",
+            "USER": getpass.getuser(),
+            "PYTHONPATH": packages,
+        }
 
     def ssh(self, one: Box) -> str:
         """Return the command of OpenSSH's client for one host."""
@@ -139,7 +145,7 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
             (tools / path.name).symlink_to(path)
     with ExitStack() as stack:
         boxes = [
-            stack.enter_context(box(folder / f"box{number}", person, address="127.0.0.1", port=free_port()))
+            stack.enter_context(box(folder / f"box{number}", person, address="127.0.0.1", port=measuring.free_port()))
             for number in range(num_hosts)
         ]
         yield Lab(folder=folder, project=project, person=person, boxes=boxes)

@@ -80,14 +80,14 @@ OUTCOMES = {
 
 
 def test_a_printed_command_for_a_task_prints_only_this_task(world: Callable[[str], World]) -> None:
-    there = world("slurm")
-    (there.bin / "squeue").unlink()
-    there.program("squeue", "#!/bin/sh\nprintf '7|%s|FAILED|NonZeroExitCode|N/A|\\n' 0 2\n")
-    folder = run_store.create(there.runs, "night")
+    cluster = world("slurm")
+    (cluster.bin / "squeue").unlink()
+    cluster.program("squeue", "#!/bin/sh\nprintf '7|%s|FAILED|NonZeroExitCode|N/A|\\n' 0 2\n")
+    folder = run_store.create(cluster.runs, "night")
     job = JobSpec(nodes="2", gpus=1, device="cpu", grace=5, command=("train.py",))
-    handle = {"job": "7", "dir": str(folder), "workdir": str(there.folder), "tasks": ["0", "2"]}
-    options = {"array": "0,2", "python": str(there.bin / "python")}
-    place = {"cwd": str(there.folder), "folder": str(folder), "handle": handle}
+    handle = {"job": "7", "dir": str(folder), "workdir": str(cluster.folder), "tasks": ["0", "2"]}
+    options = {"array": "0,2", "python": str(cluster.bin / "python")}
+    place = {"cwd": str(cluster.folder), "folder": str(folder), "handle": handle}
     record = run_of(target="there", kind="slurm", options=options, job=job, **place)
     run_store.save(record)
     for task, outcome in OUTCOMES.items():
@@ -101,15 +101,15 @@ def test_a_printed_command_for_a_task_prints_only_this_task(world: Callable[[str
     (folder / "task-2/checkpoints/step-00000001.pt").touch()
 
     closing: list[str] = []
-    context = replace(launcher.open_context(there.env), emit=closing.append)
-    (state,) = launcher.status(context, (run_store.load(there.runs, "night"),))
+    context = replace(launcher.open_context(cluster.env), emit=closing.append)
+    (state,) = launcher.status(context, (run_store.load(cluster.runs, "night"),))
     explain.emit_end(context, record, state, 3)
     printed = []
-    for text in (there.ddpctl("status", "night", "--task", "2").stdout, *closing):
+    for text in (cluster.ddpctl("status", "night", "--task", "2").stdout, *closing):
         printed += re.findall(r"^  (?:read|resume with)  +ddpctl ([^,\n]*)", text, re.MULTILINE)
     read = "logs night --task 2 --rank 1"
     assert printed == [read, "launch --resume night --array 2", read]
-    logs = there.ddpctl(*shlex.split(read))
+    logs = cluster.ddpctl(*shlex.split(read))
     assert (logs.returncode, logs.stdout) == (0, "[node1 rank1] task 2\n")
-    resumed = there.ddpctl(*shlex.split(printed[1]), "--dry-run")
+    resumed = cluster.ddpctl(*shlex.split(printed[1]), "--dry-run")
     assert (resumed.returncode, "#SBATCH --array=2\n" in resumed.stdout) == (0, True)

@@ -1,4 +1,4 @@
-"""The exit code and the one outcome of both nodes."""
+"""The exit code and the one outcome of both nodes, also of one that is stopped, lost or replaced."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""node_setup, node_teardown and the stop signal."""
+"""node_setup, node_teardown and the stop signal; and nodectl's verbs on a node that runs."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""What a rank gets of its node: its variables, cores, streams and place; and what is not a training."""
+"""What a rank gets of its node and launcher: variables, cores, streams and place; and what is not a training."""
 
 import errno
 import json

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from tests.unit.ddprun import test_metric_history
+from tests.unit.ddprun import test_rank_metrics
 
 from ddprun.metrics.metrics import MetricHistory
 from ddpwire.history import HEADER, read_history
 
-registry = test_metric_history.registry  # the fixture
+registry = test_rank_metrics.registry  # the fixture
 
 
 def losses(folder: Path) -> list[float]:

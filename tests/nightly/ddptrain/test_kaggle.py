@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
-from tests.unit.ddptrain import test_kaggle
+from tests.unit.ddptrain import test_datasets
 from tests.unit.ddptrain.formats import write_mnist, write_pictures
 from tests.unit.ddptrain.test_datasets import loaded
 
@@ -14,7 +14,7 @@ from ddptrain.config import DataOptions
 from ddptrain.data.kaggle import locate
 from ddptrain.errors import TrainError
 
-top = test_kaggle.top  # the fixture
+top = test_datasets.top  # the fixture
 
 
 @pytest.mark.parametrize("layout", ["{0}", "raw/{0}", "{0}/{0}", "{1}"])

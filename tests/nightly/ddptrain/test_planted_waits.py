@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.ddptrain.test_fake_gpu import batch_of, build, gpu, logits_dtype
-from tests.unit.ddptrain.test_hot_loop import count_loop, count_step
+from tests.unit.ddptrain.test_fake_gpu import batch_of, build, count_loop, count_step, gpu, logits_dtype
 
 from ddptrain import train_loop
 from ddptrain.train_loop import local_loss

@@ -14,19 +14,19 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
 
 
 def test_revoked_host_key_is_refused_and_one_among_several_is_accepted(lab: Lab, tmp_path: Path) -> None:
-    here, there = lab.boxes
+    trusted, distrusted = lab.boxes
     other = make_key(tmp_path / "rsa", "rsa")
     lab.person.known_hosts.write_text("")
-    lab.person.trusts(here.known_name, other)  # another kind of key comes first
-    lab.person.trusts(here.known_name, here.host_key)
-    revoked = " ".join(there.host_key.split()[:2])
+    lab.person.trusts(trusted.known_name, other)  # another kind of key comes first
+    lab.person.trusts(trusted.known_name, trusted.host_key)
+    revoked = " ".join(distrusted.host_key.split()[:2])
     with lab.person.known_hosts.open("a") as file:
-        file.write(f"{there.known_name} {revoked}\n@revoked * {revoked}\n")
+        file.write(f"{distrusted.known_name} {revoked}\n@revoked * {revoked}\n")
     lab.configure("")
     ask = [Command(argv=("true",), host=lab.host(number)) for number in (0, 1)]
     accepted, refused = lab.run(*ask)
     assert accepted == Output(returncode=0)
-    assert (refused.returncode, fingerprint(there.host_key) in refused.stderr) == (255, True)
+    assert (refused.returncode, fingerprint(distrusted.host_key) in refused.stderr) == (255, True)
     assert "revoked" in refused.stderr
 
 

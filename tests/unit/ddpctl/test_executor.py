@@ -1,4 +1,4 @@
-"""Commands as the lines of a shell, and the executor, with real processes."""
+"""Commands as the lines of a shell, their executor with real processes, and the variables that a tool gets."""
 
 import io
 import os

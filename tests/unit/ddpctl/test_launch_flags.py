@@ -1,4 +1,4 @@
-"""Each flag of launch, given once as a user types it, on a target that has it."""
+"""Each flag of launch, given once as a user types it, on a target that has it; and what of it the nodes are told."""
 
 from collections.abc import Callable
 from dataclasses import replace

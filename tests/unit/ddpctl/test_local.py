@@ -1,4 +1,4 @@
-"""The target local: its command lines, what it makes of the answers, and the script that it renders."""
+"""The target local: its command lines, what it makes of answers, the script that it renders, and the probe of nodes."""
 
 import http.server
 import json
@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 import pytest
 from tests.messages import refused
-from tests.unit.ddpctl import test_local
 from tests.unit.ddpctl.answers import OK, Answer, matching, only, perform
 from tests.unit.ddpctl.records import run_of
 
@@ -248,13 +247,13 @@ def test_a_shell_sees_files_and_metrics(fetcher: str, url: str, tmp_path: Path) 
     text = probe_script(probe, [f"'{folder}'", "/nowhere"])
     environ = {"PATH": f"{tmp_path}/bin", "http_proxy": "http://127.0.0.1:9"}
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
-    there, nowhere = read_probe(Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr), (0, 1))
-    assert (there.node, there.metrics.strip(), there.failure) == (0, METRICS.strip(), "")
-    assert there.files["history.csv"] == "ddp_loss\n1.0,2\n"
-    assert there.files["node.log"] == "time\ntwo three\n"
-    assert there.time is not None
+    present, missing = read_probe(Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr), (0, 1))
+    assert (present.node, present.metrics.strip(), present.failure) == (0, METRICS.strip(), "")
+    assert present.files["history.csv"] == "ddp_loss\n1.0,2\n"
+    assert present.files["node.log"] == "time\ntwo three\n"
+    assert present.time is not None
     assert (folder / DIAGNOSIS_REQUEST).read_text() == "word 7"
-    assert (nowhere.node, nowhere.metrics, nowhere.files, nowhere.failure) == (1, "", {}, "")
+    assert (missing.node, missing.metrics, missing.files, missing.failure) == (1, "", {}, "")
 
 
 def test_a_machine_that_cannot_be_asked() -> None:
@@ -269,7 +268,7 @@ def test_a_machine_that_cannot_be_asked() -> None:
 
 def test_local_asks_one_shell_for_all_nodes() -> None:
     probe = Probe(files=("a",), max_bytes=9, request="7")
-    asked, results = perform(test_local.TARGET.probe(test_local.RUN, probe), {"": Output(returncode=1)})
+    asked, results = perform(TARGET.probe(RUN, probe), {"": Output(returncode=1)})
     command = only(asked)
     folders = [f"/runs/digits-otter/node-{node}" for node in range(2)]
     assert (command.argv, command.stdin) == (("/bin/sh",), probe_script(probe, folders))

@@ -1,4 +1,4 @@
-"""ddpctl's help, start-up time, versions and init."""
+"""ddpctl's help, start-up time, versions and init, and its output to a disk, a pipe or a terminal that ends."""
 
 import functools
 import json

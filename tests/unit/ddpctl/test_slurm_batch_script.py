@@ -1,4 +1,4 @@
-"""Slurm's batch script, run by bash against stand-ins (slurm_standins) for Slurm's programs and container runtimes."""
+"""Slurm's batch script, run by bash against stand-ins (slurm_standins), and what options make of it."""
 
 import contextlib
 import json

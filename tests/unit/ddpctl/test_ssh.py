@@ -1,4 +1,4 @@
-"""The target ssh: hosts in a ddpctl.yaml, which hosts are ready, and the start of a node on every host."""
+"""The target ssh: its hosts and their OpenSSH, which of them are ready, and the whole commands of its verbs."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a launcher asks and tells the ddpruns of a machine: real ones where it matters."""
+"""What a launcher asks and tells the ddpruns of a machine, and whether a node is healthy, by real ones where needed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which of many failures was the first, and the sentence at the end of a run that failed."""
+"""Which of many failures was first, whether a run may start again, and the sentence at the end of one that failed."""
 
 import os
 import re

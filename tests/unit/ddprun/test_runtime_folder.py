@@ -1,4 +1,4 @@
-"""The live state of ranks is in the node's own memory, and a disk that hangs does not hold up ddprun."""
+"""The live state of ranks is in the node's own memory; a disk that hangs holds up nothing; locks tell who is alive."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""A node 0 that falls silent before the others train, and how many calls it makes to its store as the nodes grow."""
+"""The store at node 0: one that falls silent, how many calls nodes make to it, and what is left of a client."""
 
 import contextlib
 import gc

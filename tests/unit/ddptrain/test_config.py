@@ -202,13 +202,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 def shown() -> list[str]:
     """Lines of code blocks, and code in tables and prose, that begin with ddptrain; without comments."""
-    found = set()
+    commands = set()
     for page in PAGES:
         text = page.read_text()
         blocks = re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
         lines = [*(line for block in blocks for line in block.splitlines()), *re.findall(r"`(ddptrain [^`]*)`", text)]
-        found |= {re.sub(r"\s+#.*", "", line) for line in lines if re.match(r"ddptrain( +-| *$| +#)", line)}
-    return sorted(found)
+        commands |= {re.sub(r"\s+#.*", "", line) for line in lines if re.match(r"ddptrain( +-| *$| +#)", line)}
+    return sorted(commands)
 
 
 @pytest.mark.parametrize("line", [line for line in shown() if "--help" not in line])
@@ -228,5 +228,5 @@ def test_the_docs_say_what_a_recipe_must_have(tmp_path: Path, capsys: pytest.Cap
         parse_options([f"--recipe={tmp_path}/own.yaml"], {})
     refused = re.findall(r"--([a-z-]+)(?=[,;])", capsys.readouterr().err)
     page = (ROOT / "docs" / "training.md").read_text()
-    told = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]
-    assert sorted(re.findall(r"`([a-z-]+)`", told)) == sorted(refused) == ["batch-size", "epochs", "lr", "model"]
+    documented = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]
+    assert sorted(re.findall(r"`([a-z-]+)`", documented)) == sorted(refused) == ["batch-size", "epochs", "lr", "model"]

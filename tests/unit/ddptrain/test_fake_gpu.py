@@ -113,7 +113,7 @@ def test_batch_forward_loss_and_step(precision: str, model: str, channels_last: 
         state = build(f"--precision={precision}", f"--model={model}", channels_last, "--mixup=0.2", "--flip")
         batch = batch_of(state)
         wide = torch.float64 if precision == "fp64" else torch.float32
-        assert {(one.device, one.dtype) for one in state.model.parameters()} == {(CUDA, wide)}
+        assert {(weights.device, weights.dtype) for weights in state.model.parameters()} == {(CUDA, wide)}
         assert (batch.inputs.device, batch.inputs.dtype) == (CUDA, DTYPES[precision])
         assert {batch.labels_B.device, batch.others_B.device, batch.own_B.device} == {CUDA}
         assert logits_dtype(state) == DTYPES[precision]
@@ -126,7 +126,9 @@ def test_batch_forward_loss_and_step(precision: str, model: str, channels_last: 
         assert all(group["fused"] for group in state.optimizer.param_groups)
         prepare_step(state)
         state.optimizer.step()
-        moments = [value for one in state.optimizer.state.values() for value in one.values() if value is not None]
+        moments = [
+            moment for states in state.optimizer.state.values() for moment in states.values() if moment is not None
+        ]
         assert moments
         assert {moment.device for moment in moments} == {CUDA}
 
