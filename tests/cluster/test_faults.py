@@ -8,9 +8,9 @@ explain names a link whose packets do not arrive, and no rank. Ranks of one mach
 """
 
 import json
-import os
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,15 +20,11 @@ from explain_cases import nodes
 from fault_injection.experiment import undisturbed
 from fault_injection.result import violations
 from fault_injection.rows import ROWS, Row, try_fault
+from tests.cluster import replaced_nodes
+from tests.cluster.replaced_nodes import MISSING
 from tests.e2e.driver import ddpctl, wait_until
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: machines are network namespaces"),
-    pytest.mark.skipif(
-        shutil.which("ip") is None or not Path("/proc/self/ns/net").exists(),
-        reason="needs Linux and ip (apt install iproute2): machines are network namespaces",
-    ),
-]
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
 TITLES = (
     "machine 1 is lost, and comes back",
     "the cable of machine 1 is out for 8 s",
@@ -48,6 +44,14 @@ def test_fault_ends_as_the_table_says(title: str, tmp_path: Path, weights: str) 
     row: Row = next(row for row in ROWS if row.title == title)
     result = try_fault(row, tmp_path / "run", weights, seed=0)
     assert violations(result, row.bars, timed=False) == ()
+
+
+def test_survivor_goes_on_with_the_successor_of_a_lost_node(
+    tmp_path: Path, once: Callable[[str, Callable[[], str]], str]
+) -> None:
+    """The successor has another address; tests/nightly/faults replaces more nodes in more ways."""
+    weights = once("replaced-80", lambda: replaced_nodes.undisturbed(tmp_path / "calm", 80))
+    replaced_nodes.replace_nodes(signal.SIGKILL, [1, 0], 80, tmp_path, weights)
 
 
 def explained(run: Path) -> dict[str, object]:

@@ -1,15 +1,18 @@
-"""Scripts of users: unchanged as torchrun runs them, what they observe under both, and a plain loop that saves."""
+"""Scripts of users: unchanged as torchrun runs them, what they observe under both, a loop that saves, a debugger."""
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
+import time
 from difflib import ndiff
 from pathlib import Path
 
 import pytest
 from tests import forks
-from tests.e2e.driver import ROOT, ddpctl, outcome_of, wait_until
+from tests.e2e.driver import DDPCTL, ROOT, ddpctl, outcome_of, wait_until
 from tests.nightly.e2e.torchrun_launches import CASES, observe_all, rows_of_page
 
 EXAMPLES = ROOT / "examples"
@@ -65,3 +68,37 @@ def test_a_plain_loop_with_six_more_lines_saves_on_sigterm_and_continues(
     step = int(re.findall(r"rank 0 continues after step (\d+)", output)[0])
     assert epochs * 500 <= step < (epochs + 1) * 500
     assert re.findall(r"epoch (\d+)/", output) == [str(epochs + 1)]
+
+
+SCRIPT = """\
+x = 41
+breakpoint()
+print("x is", x)
+"""
+
+
+def read_until(terminal: int, text: str, limit_s: float = 60) -> str:
+    """What the terminal shows, up to ``text``."""
+    shown, deadline = b"", time.monotonic() + limit_s
+    while text.encode() not in shown:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"waited {limit_s} s for {text!r}: {shown.decode()}"
+        shown += os.read(terminal, 1 << 16)
+    return shown.decode()
+
+
+def test_breakpoint_in_an_attached_launch_of_one_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(DDPCTL[0], (*DDPCTL, "launch", "--name", "night", "--", str(tmp_path / "script.py")))  # noqa: S606
+    try:
+        read_until(terminal, "(Pdb) ")
+        os.write(terminal, b"x += 1\n")
+        read_until(terminal, "(Pdb) ")
+        os.write(terminal, b"continue\n")
+        assert "x is 42" in read_until(terminal, "run 'night' succeeded")
+    finally:
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        os.close(terminal)

@@ -5,7 +5,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from tests.contract.ddprun import test_store
+from tests.contract.ddprun import test_processes
 from tests.messages import refused
 from torch.distributed import HashStore
 
@@ -25,8 +25,8 @@ def test_a_value_that_no_ddprun_writes_is_refused(value):
     assert stores.decode("claim/1", b'{"token": "a"}', lambda claim: str(claim["token"])) == "a"
 
 
-SECRET = test_store.SECRET
-secret = test_store.secret  # the fixture
+SECRET = test_processes.SECRET
+secret = test_processes.secret  # the fixture
 
 
 def test_a_value_that_no_node_of_the_run_has_signed_is_refused():

@@ -1,11 +1,13 @@
-"""The playbooks of ansible/: they parse, the example is an inventory, and what judges them finds faults."""
+"""The playbooks of ansible/ and the workflows under .github: valid, bounded, and what judges them finds faults."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
@@ -38,3 +40,44 @@ def test_every_role_can_be_done_looked_at_and_undone() -> None:
         used = [role["role"] for play in plays for role in play.get("roles", ())]
         used += [task["ansible.builtin.import_role"]["name"] for play in plays for task in play.get("tasks", ())]
         assert sorted(used) == sorted(roles | {"look"}), playbook
+
+
+FOLDER = Path(__file__).parents[3] / ".github" / "workflows"
+FILES = sorted(FOLDER.glob("*.yaml"))
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+
+
+def jobs(file: Path) -> dict[str, Any]:
+    workflow: dict[str, Any] = yaml.safe_load(file.read_text())["jobs"]
+    return workflow
+
+
+def test_there_are_two_workflows() -> None:
+    assert [file.name for file in FILES] == ["ci.yaml", "release.yaml"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_action_is_a_commit_and_says_its_version(file: Path) -> None:
+    uses = re.findall(r"uses: *(.*)", file.read_text())
+    assert uses
+    assert [use for use in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_job_has_an_end_and_no_right_that_it_does_not_name(file: Path) -> None:
+    assert yaml.safe_load(file.read_text())["permissions"] == {}
+    for name, job in jobs(file).items():
+        assert job["timeout-minutes"] <= 60, name
+        assert job["permissions"], name
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_step_that_runs_is_sound_shell(file: Path, tmp_path: Path) -> None:
+    scripts = [step["run"] for job in jobs(file).values() for step in job["steps"] if "run" in step]
+    assert scripts
+    paths = [tmp_path / f"{number}.sh" for number in range(len(scripts))]
+    for path, script in zip(paths, scripts, strict=True):
+        assert "${{" not in script, f"an expression in a script is an injection: {script}"
+        path.write_text(script)
+    done = subprocess.run([SHELLCHECK, "--shell=bash", *paths], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
