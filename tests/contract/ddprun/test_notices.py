@@ -32,6 +32,13 @@ def test_of_two_nodes_the_one_that_decides_tells_the_cause(runs, tmp_path):
     assert nodes[0].outcome().message in (tmp_path / "told").read_text()
 
 
+def test_a_hang_is_told_and_not_as_another_restart(runs):
+    options = ("--nproc-per-node", "2", "--hang-timeout", "1", "--notify", "true")
+    node = runs.start("steps.py", "--fail", "1.1=sleep@9", options=options)
+    assert node.end() == 0
+    assert notices(node) == [("hang", 1, "sent"), ("succeeded", 2, "sent")]
+
+
 def test_if_node_0_is_lost_node_1_tells_it(runs, tmp_path):
     nodes = runs.pair("act.py", "all=wait", options=("--notify", EVENTS.format(tmp_path / "told")))
     runs.wait_until_ready(*nodes)
