@@ -98,6 +98,16 @@ def forge(nodes, value):
     return done.stdout
 
 
+def test_a_node_that_reads_a_value_of_no_ddprun_ends_with_an_outcome(runs):
+    nodes = runs.pair("act.py")
+    runs.wait_until_ready(*nodes)
+    forge(nodes, "not json")
+    assert (nodes[0].end(), nodes[0].outcome().cause) == (Exit.UNAVAILABLE, "unavailable")
+    assert "beat/1" in nodes[0].outcome().message
+    assert nodes[1].end() == Exit.KILLED
+    assert runs.remaining() == []
+
+
 SECRET = "0123456789abcdef"  # noqa: S105
 
 
