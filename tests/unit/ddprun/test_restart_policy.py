@@ -360,7 +360,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_decision(tmp_path, monkeypatch)
     [requeues_of(tmp_path) for _ in range(2)]
     writer = FileWriter(fork=True)
     last = Requeues(tmp_path, tmp_path / "checkpoints", is_first=False, files=writer)
-    writer.requeues_of()
+    writer.start()
     os.kill(writer.pid, signal.SIGSTOP)
     try:
         assert not last.is_ready(), "unknown for now"
