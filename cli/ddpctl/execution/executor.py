@@ -22,7 +22,7 @@ from typing import IO, Any, TextIO
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
 from ddpctl.environment import tool_environment
 from ddpctl.errors import CannotWriteError, UnavailableError, writing
-from ddpctl.execution.remote import Remote, batches, write_bytes
+from ddpctl.execution.remote import Remote, write_bytes
 from ddpctl.execution.transfers import Display, move, text_file
 from ddpctl.text import plain
 from ddpwire import names
@@ -154,21 +154,17 @@ class Executor:
             self._remote.prepare(streams)
         display = Display([command.transfer for command in commands if command.transfer])
         numbers, before = count(), frozenset(self._children)
-        groups = batches(commands)
-        pool = ThreadPoolExecutor(min(len(groups), _MAX_PARALLEL))
+        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
         futures = [
-            pool.submit(self._move, batch.command, batch.command.transfer, display, next(numbers))
-            if batch.command.transfer
-            else pool.submit(self._run, batch.command, None)
-            for batch in groups
+            pool.submit(self._move, command, command.transfer, display, next(numbers))
+            if command.transfer
+            else pool.submit(self._run, command, None)
+            for command in commands
         ]
         try:
             while True:
                 try:
-                    outputs: dict[int, Output] = {}
-                    for batch, future in zip(groups, futures, strict=True):
-                        outputs |= batch.split(future.result())
-                    return tuple(outputs[index] for index in range(len(commands)))
+                    return tuple(future.result() for future in futures)
                 except KeyboardInterrupt as error:
                     if on_interrupt is None or not streams:
                         raise
