@@ -14,7 +14,7 @@ from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, OK, cluster, lines, plan_of, recorded
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets import Submission
 from ddpctl.targets.kubernetes.options import KubernetesOptions
@@ -67,9 +67,10 @@ def submit(
 def error_of(answers: Mapping[str, Answer], **rest: Any) -> tuple[list[Command], DdpctlError]:
     """The commands of a launch that starts nothing, and its reason."""
     asked: list[Command] = []
-    with pytest.raises(NotStartedError) as error:
+    with pytest.raises(DdpctlError) as error:
         submit(answers, asked=asked, **rest)
-    return asked, error.value.reason
+    assert error.value.fields.get("is_undone", False) == any(command.starts for command in asked)
+    return asked, error.value
 
 
 def container_of(asked: list[Command]) -> dict[str, Any]:

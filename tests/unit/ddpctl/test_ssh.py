@@ -27,7 +27,7 @@ from tests.unit.ddpctl.ssh_answers import (
 )  # fmt: skip
 
 from ddpctl.command import Host, Output
-from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.operations.removal import disk_usage_script
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import claims, scripts
@@ -97,9 +97,8 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
 
 def test_more_nodes_than_hosts_are_refused_before_a_host_is_asked() -> None:
     plan = replace(PLAN, job=replace(JOB, nodes="3"))
-    with pytest.raises(NotStartedError) as error:
+    with pytest.raises(ConfigError) as error:
         next(SshTarget(OPTIONS).submit(plan, attached=True))
-    assert isinstance(error.value.reason, ConfigError)
     assert ("--nodes: 3" in str(error.value), "2 hosts" in str(error.value)) == (True, True)
 
 

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb, write_file
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.runs.run_store import Run
@@ -94,11 +94,8 @@ class KaggleTarget(Target):
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the session outlives ddpctl
         """Write the notebook and its metadata to the run's local folder, and push them."""
-        try:
-            owner = self.options.owner or (yield from self._user())
-            texts = yield from self._texts(plan, owner)
-        except DdpctlError as error:
-            raise NotStartedError(error) from None
+        owner = self.options.owner or (yield from self._user())
+        texts = yield from self._texts(plan, owner)
         where = _folder(plan)
         written = yield tuple(write_file(f"{where}/{name}", text) for name, text in texts.items())
         for output in written:
@@ -108,7 +105,7 @@ class KaggleTarget(Target):
         if why := kaggle_error(pushed, f"push {kernel}"):
             if pushed.returncode == TIMED_OUT or pushed.returncode < 0 or LOST_REPLY.search(pushed.stderr):
                 raise UnavailableError(why.message, submission=None)  # it may have been pushed
-            raise NotStartedError(why)
+            raise why
         if (done := _PUSHED.search(pushed.stdout)) is None:
             shown = pushed.stdout.strip()[:200]
             raise UnavailableError(f"ddpctl cannot parse the output of the kaggle client: {shown!r}", submission=None)

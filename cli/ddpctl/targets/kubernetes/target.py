@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Any
 
 from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
@@ -102,12 +102,9 @@ class KubernetesTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Have the cluster validate the job's objects, then create these objects.
 
-        Raises NotStartedError if no job was created, and another DdpctlError if the job may exist.
+        If what was created is deleted again, the error has the field ``is_undone``.
         """
-        try:
-            kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options, self.environ)
-        except DdpctlError as error:
-            raise NotStartedError(error) from None
+        kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options, self.environ)
         try:
             is_signed = yield from _make(kubectl, draft, workload, needed)
         except DdpctlError as error:
@@ -118,10 +115,9 @@ class KubernetesTarget(Target):
                 check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
             except DdpctlError:
                 raise error from None
-            if isinstance(error, UnavailableError):  # the cluster may have created the job
-                error.fields["submission"] = None
-                raise
-            raise NotStartedError(error) from None
+            # If the cluster did not answer, it may have created the job.
+            error.fields |= {"submission": None} if isinstance(error, UnavailableError) else {"is_undone": True}
+            raise
         table = () if is_signed else (UNSIGNED,)
         handle = _handle(kubectl, workload, plan.name)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
