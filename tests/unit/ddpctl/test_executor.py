@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import UnavailableError
+from ddpctl.command import Command, Output, Verb, call
+from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.execution.executor import Executor
 
 PYTHON = sys.executable
@@ -28,6 +28,16 @@ def run(*commands: Command) -> tuple[Output, ...]:
 
 def python(code: str, **fields: object) -> Command:
     return Command(argv=(PYTHON, "-c", code), **fields)  # type: ignore[arg-type]
+
+
+def test_a_function_is_called_instead_of_a_program_and_its_errors_are_those_of_a_command(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise ConfigError("no", hint="mend it")
+
+    read, missing, refused = run(call(len, "abc"), call((tmp_path / "gone").read_text), call(refuse))
+    assert (read.returncode, read.value) == (0, 3)
+    assert (missing.returncode, str(tmp_path / "gone") in missing.stderr) == (73, True)
+    assert (refused.returncode, refused.stderr) == (78, "no: mend it")
 
 
 def test_the_outputs_of_commands_side_by_side_are_in_the_order_of_the_commands() -> None:

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from ddpctl.command import Command, Verb
+from ddpctl.command import Command, Verb, call
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
@@ -18,7 +19,7 @@ from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
-from ddpctl.targets.kubernetes import manifests
+from ddpctl.targets.kubernetes import manifests, project
 from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_logs, save_nodes, saved_logs
 from ddpctl.targets.kubernetes.kubectl import (
     Kubectl,
@@ -512,17 +513,15 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     named = (path,) if script else ()  # sent whatever its name is
     listing = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     (listed,) = yield (Command(argv=listing, cwd=plan.cwd, probe=True),)
-    reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project, *named)
     names = listed.stdout if listed.returncode == 0 else ""
-    (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
+    (read,) = yield (call(project.read, Path(plan.cwd), names, (*options.project, *named), probe=True),)
     read.check("project", ConfigError)
-    project: Mapping[str, Any] = json.loads(read.stdout)
-    if script and path not in project["files"]:
+    if script and path not in read.value["files"]:
         raise NoInputError(
             f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
             "if the image has it, set project: []"
         )
-    return project["files"], tuple(project["left_out"])
+    return read.value["files"], tuple(read.value["left_out"])
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb, write_file
+from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb, call, write_file
 from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
@@ -175,11 +175,9 @@ class SlurmTarget(Target):
         """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if it has failed."""
         if (name := self.options.after) is None:
             return ()
-        folder = PurePath(records) / name
-        (record,) = yield (Command(argv=("cat", str(folder / run_files.RECORD)), probe=True),)
-        if record.returncode > 1:
-            raise UnavailableError(f"after: cannot read {folder / run_files.RECORD}: {record.last_line()}")
-        run = read(Path(folder), record.stdout)
+        folder = Path(records) / name
+        (record,) = yield (call(read, folder, probe=True),)
+        run: Run | None = record.value
         if run is None or run.kind != self.kind or not run.handle.get("job"):
             raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
         # Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed.
