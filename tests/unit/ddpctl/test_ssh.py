@@ -141,8 +141,8 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
     ]
     texts += [scripts.show(options, [("night", 0), ("day", 1)]), scripts.signal_process(options, "night", 0, "TERM", 5)]
     texts.append(disk_usage_script("~/my runs", ["night", "it's"], dry_run=False))
-    for query in (LogQuery(tail=3), LogQuery(tail=3, follow=True), LogQuery(timestamps=True)):
-        texts.append(scripts.logs(options.home, "night", 0, query.files(RUN, 0, (1, 2)), query))
+    for query in (LogQuery(tail=3), LogQuery(tail=3, follow=True, ranks=(0, 1)), LogQuery(timestamps=True)):
+        texts.append(scripts.logs(options.home, "night", 0, query.files(RUN)[0], query))
     texts += [
         scripts.signal_container("docker", options.home, "night", 0, name, wait_s=1, last_word="{}")
         for name in ("INT", "KILL")

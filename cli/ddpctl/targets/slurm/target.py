@@ -309,8 +309,6 @@ class SlurmTarget(Target):
         """Run a command where a node's ranks run, as an additional step of their job."""
         if tasks_of(run):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
-        if node >= run.job.max_machines:
-            raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_machines - 1}")
         pty = ("--pty",) if tty else ()
         number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
         words = beside(
@@ -427,8 +425,8 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
     words: list[str] = []
     for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):
-        for node, ranks in query.places(run):
-            for name, mark in query.files(run, node, ranks).items():
+        for node, files in query.files(run).items():
+            for name, mark in files.items():
                 words += [before + mark, f"{path}/{node_name(node)}/{name}"]
     return tuple(words)
 

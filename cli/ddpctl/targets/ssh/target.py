@@ -243,11 +243,11 @@ class SshTarget(Target):
         commands = tuple(
             sh(
                 self._hosts_of(run)[node].host,
-                scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
+                scripts.logs(self.options.home, run.name, node, files, query),
                 mode="stream",
                 timeout_s=None,
             )
-            for node, ranks in query.places(run)
+            for node, files in query.files(run).items()
         )
         outputs: list[Output] = []
         if not query.follow and len(commands) > 1:  # open all connections in parallel; the commands use them in turn
