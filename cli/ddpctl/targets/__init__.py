@@ -166,7 +166,8 @@ class Target(ABC):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Start the job. ``attached``: whether the job must end when this ddpctl ends.
 
-        If the reply to the submission is lost, the error has the field ``submission``: the Submission of a success.
+        If the reply to the submission is lost, the error has the field ``submission``: the Submission of a success. If
+        what was started has been removed again, the error has the field ``is_undone``.
         """
 
     def locate(self, run: Run) -> Verb[Lookup]:

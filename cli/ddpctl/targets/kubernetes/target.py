@@ -51,7 +51,7 @@ from ddpctl.targets.kubernetes.pod import (
     selector_of,
 )
 from ddpctl.targets.kubernetes.status import DELAYS, YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
-from ddpctl.text import one_line
+from ddpctl.text import one_line, some
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
 
@@ -393,11 +393,11 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
     """Yield notes about what a launch sends, and about its checkpoints and pods."""
     if files:
         size = sum(len(text.encode()) for text in files.values())
-        yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
+        yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {some(list(files), MOST_NAMES)}"
         yield f"{WORKSPACE} is read-only in the pods: a script can write to $DDP_RUN_DIR and /tmp"
     if left_out:
         yield (
-            f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
+            f"not sent, because their names suggest secrets: {some(left_out, MOST_NAMES)} (to send one, "
             "name it in the target's 'project')"
         )
     yield from _notes_on_pods(draft)
@@ -418,12 +418,6 @@ def _notes_on_pods(draft: Draft) -> Iterator[str]:
     if unlimited := [name for name, value in (("cpus", job.cpus), ("memory", job.memory)) if not value]:
         both = " and ".join(unlimited)
         yield f"the pods have no limit for {both}: set the job's {both} to limit them"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    shown = ", ".join(one_line(name) for name in names[:MOST_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def bare_pod(draft: Draft, workload: Workload) -> Object:
