@@ -25,7 +25,10 @@ def test_the_world_is_nodes_times_ranks(ranks: int | None, world_size: int) -> N
 
 def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
     run = run_of(job=replace(JOB, ranks=2))
-    assert LogQuery(ranks=(1, 2, 3)).places(run) == ((0, (1,)), (1, (2, 3)))
+    assert LogQuery(ranks=(1, 2, 3)).files(run) == {
+        0: {"rank-1.log": "[node0 rank1] "},
+        1: {"rank-2.log": "[node1 rank2] ", "rank-3.log": "[node1 rank3] "},
+    }
 
 
 def test_a_record_of_a_version_without_ranks_has_one_for_each_gpu(tmp_path: Path) -> None:

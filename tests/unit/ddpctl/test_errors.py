@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from ddpctl.command import Output
-from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, FileError, UnavailableError
 from ddpctl.job.secrets import read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook.errors import RankError
@@ -23,11 +23,10 @@ def test_an_error_has_a_code_a_message_a_hint_and_fields() -> None:
     assert (str(again), again.fields) == (str(error), error.fields)
 
 
-def test_a_launch_that_started_nothing_is_its_reason_besides() -> None:
-    reason = FileError("a.yaml:1: no", hint="mend it", line=1)
-    error = NotStartedError(reason)
-    assert (error.code, error.prefix, str(error), error.fields) == (78, "", str(reason), {"line": 1})
-    assert (DdpctlError("x").code, NotStartedError(UnavailableError("x")).code) == (70, 69)
+def test_an_error_of_a_file_begins_with_its_place() -> None:
+    error = FileError("a.yaml:1: no", hint="mend it", line=1)
+    assert (error.code, error.prefix, str(error), error.fields) == (78, "", "a.yaml:1: no: mend it", {"line": 1})
+    assert (DdpctlError("x").code, UnavailableError("x").code) == (70, 69)
 
 
 def test_the_error_of_a_rank_has_the_runs_code() -> None:

@@ -1,9 +1,6 @@
 """A launch on Kubernetes: what it asks, has the cluster validate, and creates in which order; what its notes name."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +13,7 @@ from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, OK, cluster, lines, plan_of, recorded
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets import Submission
 from ddpctl.targets.kubernetes import project as reader
@@ -62,9 +59,10 @@ def submit(
 def error_of(answers: Mapping[str, Answer], **rest: Any) -> tuple[list[Command], DdpctlError]:
     """The commands of a launch that starts nothing, and its reason."""
     asked: list[Command] = []
-    with pytest.raises(NotStartedError) as error:
+    with pytest.raises(DdpctlError) as error:
         submit(answers, asked=asked, **rest)
-    return asked, error.value.reason
+    assert error.value.fields.get("is_undone", False) == any(command.starts for command in asked)
+    return asked, error.value
 
 
 def container_of(asked: list[Command]) -> dict[str, Any]:
@@ -211,15 +209,12 @@ def test_a_user_who_may_not_create_secrets_gets_a_run_that_signs_nothing() -> No
 def test_a_script_goes_along_with_the_files_it_needs() -> None:
     listed = Output(returncode=0, stdout="train.py\0lib/model.py\0lib/secrets.py\0README.md\0")
     files = {"lib/model.py": "x = 1\n", "train.py": "import lib.model\n"}
-    read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": ["lib/secrets.py"]}))
+    read = Output(returncode=0, value={"files": files, "left_out": ["lib/secrets.py"]})
     job = replace(SIZED, command=("./train.py", "--lr", "0.1"))
     asked, submission = submit({"git ls-files": listed, "kubernetes.project": read}, job=job, workload="pytorchjob")
     assert lines(matching(asked, "git ")) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
     reader = only(asked, "kubernetes.project")
-    assert lines([reader]) == [
-        f"cd /project && {sys.executable} -P -m ddpctl.targets.kubernetes.project '*.py' train.py"
-    ]
-    assert reader.stdin == listed.stdout
+    assert reader.call.args == (Path("/project"), listed.stdout, ("*.py", "train.py"))
     config_map = yaml.safe_load(only(asked, "kind: ConfigMap").stdin or "")
     assert config_map["data"] == {"000-model.py": "x = 1\n", "001-train.py": "import lib.model\n"}
     assert [volume["configMap"] for volume in pod_of(asked)["volumes"] if "configMap" in volume] == [
@@ -235,7 +230,7 @@ def test_a_script_goes_along_with_the_files_it_needs() -> None:
 
 
 def test_a_script_that_does_not_go_along_is_missed_before_anything_is_created() -> None:
-    read = Output(returncode=0, stdout='{"files": {}, "left_out": []}')
+    read = Output(returncode=0, value={"files": {}, "left_out": []})
     job = replace(JOB, command=("train.py",))
     asked, error = error_of({"kubernetes.project": read}, job=job, workload="pytorchjob")
     assert (type(error), matching(asked, "create")) == (NoInputError, [])
@@ -304,13 +299,8 @@ def test_the_head_of_a_spec_names_what_the_spec_does_not_hold() -> None:
     assert head(replace(SIZED, mounts=("/mnt/data:/data",)), profile="rdma") == usual
 
 
-def run(folder: Path, *globs: str, listed: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *(globs or DEFAULT_PROJECT)]
-    return subprocess.run(argv, cwd=folder, input=listed, capture_output=True, text=True, timeout=60)
-
-
-def read(folder: Path, *globs: str) -> tuple[dict[str, str], list[str]]:
-    answer = reader.read(folder, "", globs)
+def read(folder: Path, *globs: str, listed: str = "") -> tuple[dict[str, str], list[str]]:
+    answer = reader.read(folder, listed, globs or DEFAULT_PROJECT)
     return answer["files"], answer["left_out"]
 
 
@@ -332,19 +322,13 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def answer_of(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], list[str]]:
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    return answer["files"], answer["left_out"]
-
-
 def test_without_git_it_finds_the_code_and_no_environment_or_cache(project: Path) -> None:
-    assert answer_of(run(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
+    assert read(project) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
 
 
 def test_only_files_that_git_lists_and_that_a_pattern_matches_are_sent(project: Path) -> None:
-    done = run(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
-    assert answer_of(done) == ({"lib/model.py": "x = 'é'\n"}, [])
+    sent = read(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
+    assert sent == ({"lib/model.py": "x = 'é'\n"}, [])
 
 
 SECRETS = (
@@ -387,7 +371,6 @@ def test_a_configuration_of_ddpctl_is_never_sent(project: Path) -> None:
 )
 def test_a_file_that_is_not_text_or_too_large_is_refused_by_name(project: Path, content: bytes, fact: str) -> None:
     (project / "a.txt").write_bytes(content)
-    done = run(project, "*.txt")
-    assert (done.returncode, done.stdout) == (78, "")
-    assert "'a.txt'" in done.stderr
-    assert fact in done.stderr
+    with pytest.raises(ConfigError) as error:
+        read(project, "*.txt")
+    assert ("'a.txt'" in str(error.value), fact in str(error.value)) == (True, True)

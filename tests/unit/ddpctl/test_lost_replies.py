@@ -1,10 +1,9 @@
 """A launch whose reply is lost: how its run is found, and when its record is deleted."""
 
-import json
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.unit.ddpctl.test_slurm_target import ANSWERS, PLAN, RUN, UID
 
 from ddpctl import targets
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Output, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
@@ -45,6 +44,7 @@ class LosingTarget:
     lookups: list[Lookup]
     kills: list[Run] = field(default_factory=list)
     num_asked: int = 0
+    starts: bool = True
     answers: bool = True
     capabilities = frozenset[str]()
 
@@ -53,7 +53,7 @@ class LosingTarget:
         return LocalOptions()
 
     def submit(self, *_: object, **__: object) -> Verb[Submission]:
-        yield (Command(argv=("true",), starts=self.answers),)
+        yield (Command(argv=("true",), starts=self.starts),)
         raise self.error
 
     def locate(self, _: Run) -> Verb[Lookup]:
@@ -172,27 +172,29 @@ def test_an_error_whose_reply_was_not_lost_is_not_asked_about(context: AppContex
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "num_kills"),
+    ("error", "starts", "num_kills"),
     [
-        (NotStartedError(UnavailableError("no")), UnavailableError, 0),
-        (UnavailableError("no"), UnavailableError, 1),
-        (KeyboardInterrupt(), KeyboardInterrupt, 1),
+        (UnavailableError("no"), False, 0),
+        (KeyboardInterrupt(), False, 0),
+        (UnavailableError("no", is_undone=True), True, 0),
+        (UnavailableError("no"), True, 1),
+        (KeyboardInterrupt(), True, 1),
     ],
 )
 def test_a_launch_that_fails_is_stopped_unless_it_started_nothing(
-    context: AppContext, launch: Launch, error: BaseException, kind: type[BaseException], num_kills: int
+    context: AppContext, launch: Launch, error: BaseException, starts: bool, num_kills: int
 ) -> None:
-    target = LosingTarget(error, [EXISTS])
-    with pytest.raises(kind) as raised:
+    target = LosingTarget(error, [EXISTS], starts=starts)
+    with pytest.raises(type(error)):
         launch(target)
-    assert (type(raised.value), len(target.kills), records(context)) == (kind, num_kills, [])
+    assert (len(target.kills), records(context)) == (num_kills, [])
 
 
 def test_a_launch_that_could_start_nothing_leaves_no_record_if_nothing_can_be_stopped(
     context: AppContext, launch: Launch
 ) -> None:
     with pytest.raises(UnavailableError):
-        launch(LosingTarget(UnavailableError("no answer"), [UNKNOWN], answers=False))
+        launch(LosingTarget(UnavailableError("no answer"), [UNKNOWN], starts=False, answers=False))
     assert records(context) == []
 
 
@@ -297,7 +299,7 @@ def test_a_run_that_waits_for_another_starts_only_if_that_succeeded(
         cause = "script" if outcome else "ok"
         state += f'==> /r/day/node-0/outcome.json <==\n{{"code": {outcome}, "cause": "{cause}", "message": "m"}}\n'
     answers: dict[str, Answer] = {
-        "cat /r/day/run.json": Output(returncode=0, stdout=json.dumps(asdict(day))),
+        "run_store.read": Output(returncode=0, value=day),
         "echo '\"'\"'==> squeue": Output(returncode=0, stdout=state),
     }
     verb = SlurmTarget(AFTER).submit(PLAN, attached=True)

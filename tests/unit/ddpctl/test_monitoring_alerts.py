@@ -148,3 +148,12 @@ def test_a_run_on_other_machines_is_a_target_while_it_lives(tmp_path: Path) -> N
     assert path.stat().st_mtime_ns == written  # Prometheus need not read it again
     launcher.update_discovery(tmp_path, [(RUN, ENDED)])
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_table_of_the_fleet_has_a_row_for_each_run_and_no_column_for_the_name_of_a_series() -> None:
+    tables = [panel for panel in json.loads(DASHBOARDS["fleet"])["panels"] if panel["type"] == "table"]
+    queries = [target["expr"] for panel in tables for target in panel["targets"] if "ALERTS" not in target["expr"]]
+    assert [
+        query for query in queries if not query.startswith("max by (namespace, job_id, run_uid, user, project)")
+    ] == []
+    assert len(queries) > 3

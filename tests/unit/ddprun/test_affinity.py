@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.messages import refused
 
+from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, options
 from ddprun.system import machine as ddprun_machine
 from ddprun.system.errors import NodeError
@@ -102,6 +103,12 @@ def test_a_list_as_the_kernel_writes_it(ranges, cores):
 def test_an_unknown_mode_is_refused():
     with refused(NodeError, "--numa-binding is 'cpu'", code=78):
         node_config.read_config(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
+
+
+def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(rank_environment, "usable_cores", lambda: 8)
+    config = node_config.read_config(options.parse(["train.py"]), {"DDP_NODES_HERE": "2"}, lambda _: 1)
+    assert rank_environment.allocate_resources(config, {}).threads == 4
 
 
 GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
