@@ -99,6 +99,8 @@ _REFUSED: Explanations = {
     r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets, "
         "you need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret with pod",
+    r"cannot (\w+) resource \"([^\"]+)\" .*at the cluster scope":
+        "you may not {m[1]} {m[2]}: ask the administrator for a ClusterRole that allows it",
     r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: ddpctl needs the Role in "
         "k8s/rbac.yaml",
