@@ -204,18 +204,18 @@ def _training_runtime(draft: Draft) -> Object:
     job = {"metadata": {"labels": step}, "spec": _job_spec(draft, NODE, pod={})}
     replicated = merge(replicated_job(draft.runtime), {"name": NODE, "template": job})
     replicated["template"]["spec"]["template"] = _train_pod(draft)
+    alone = {"$patch": "replace"}  # Trainer computes the address of node 0 without regard to the network
     jobs = {
         **_time_to_live(draft),
-        "network": {"publishNotReadyAddresses": True},
+        "network": {**alone, "publishNotReadyAddresses": True},
         "replicatedJobs": [replicated],
     }
     spec = {
-        "mlPolicy": {"numNodes": draft.plan.job.max_nodes, "torch": {}},
+        "mlPolicy": {**alone, "numNodes": draft.plan.job.max_nodes, "torch": {}},
         **({"podGroupPolicy": {"coscheduling": {}}} if draft.options.gang else {}),
         "template": {"spec": jobs},
     }
-    spec = merge({**draft.runtime, "mlPolicy": {}}, spec)
-    return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainingRuntime", spec)
+    return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainingRuntime", merge({**draft.runtime}, spec))
 
 
 def _replica(metadata: Mapping[str, Any], master: bool) -> int:
