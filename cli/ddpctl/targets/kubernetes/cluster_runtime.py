@@ -29,19 +29,18 @@ def replicated_job(spec: Spec) -> Object:
     return dict(spec["template"]["spec"]["replicatedJobs"][0]) if spec else {}
 
 
-def on_runtime(spec: Spec, own: Object, defaults: tuple[str, ...], scarce: tuple[str, ...]) -> Object:
+def on_runtime(spec: Spec, own: Object, defaults: tuple[str, ...], gpu: str) -> Object:
     """Return the pod template ``own`` with the fields of the runtime's pod template that it does not set.
 
-    ``defaults``: resources that ``own`` requests only if the runtime does not. ``scarce``: resources that only ``own``
-    may request. Raises ConfigError for volumes and resources that contradict those of ``own``.
+    ``defaults``: resources that ``own`` requests only if the runtime does not. ``gpu``: the resource of GPUs.
+    Raises ConfigError for fields that contradict those of ``own``.
     """
     if not spec:
         return own
     base = replicated_job(spec)["template"]["spec"]["template"]
-    theirs, ours = base.get("spec", {}), own["spec"]
-    main = ours["containers"][0]
+    theirs, ours, main = base.get("spec", {}), own["spec"], own["spec"]["containers"][0]
     node: Object = next((item for item in theirs.get("containers", ()) if item["name"] == NODE), {})
-    if wrong := list(_contradictions(theirs, node, ours, scarce)):
+    if wrong := list(_contradictions(theirs, node, ours, gpu)):
         raise ConfigError(f"runtime: ddpctl sets {', '.join(wrong)} otherwise than the cluster's runtime: use another")
     resources = node.get("resources", {})
     set_there = {name for part in ("requests", "limits") for name in resources.get(part, ()) if name in defaults}
@@ -52,7 +51,7 @@ def on_runtime(spec: Spec, own: Object, defaults: tuple[str, ...], scarce: tuple
     return merge(base, {**own, "spec": {**ours, **changed}})
 
 
-def _contradictions(theirs: Object, node: Object, ours: Object, scarce: tuple[str, ...]) -> Iterator[str]:
+def _contradictions(theirs: Object, node: Object, ours: Object, gpu: str) -> Iterator[str]:
     main = ours["containers"][0]
     volumes = {item["name"]: item for item in ours["volumes"]}
     mounts = {item["mountPath"]: item["name"] for item in main["volumeMounts"] if item["name"] in ("runs", "project")}
@@ -65,6 +64,5 @@ def _contradictions(theirs: Object, node: Object, ours: Object, scarce: tuple[st
     for item in theirs.get("volumes", ()):
         if item["name"] in volumes and item.keys() != volumes[item["name"]].keys():
             yield f"the volume {item['name']}"
-    for name in scarce:
-        if name in node.get("resources", {}).get("limits", {}) and name not in main["resources"]["limits"]:
-            yield f"the limit of {name}"
+    if gpu in node.get("resources", {}).get("limits", {}) and gpu not in main["resources"]["limits"]:
+        yield f"the limit of {gpu}"

@@ -167,7 +167,7 @@ def template(
         ),
     }
     defaults = tuple(name for name, value in (("cpu", job.cpus), ("memory", job.memory)) if not value)
-    result = on_runtime(draft.runtime, result, defaults, scarce=(options.gpu_resource,))
+    result = on_runtime(draft.runtime, result, defaults, gpu=options.gpu_resource)
     return pod_patch.apply(result, options.pod, container, fixed=tuple(scarce(job, options)))
 
 
