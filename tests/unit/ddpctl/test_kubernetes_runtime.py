@@ -239,7 +239,7 @@ def test_a_runtime_that_may_not_be_read_is_an_error_that_names_the_right() -> No
     )
     with pytest.raises(NotStartedError) as error:
         submit({NAME: forbidden})
-    assert_names(error.value.reason, "get clustertrainingruntimes", "ClusterRole")
+    assert_names(error.value.reason, NAME, "dry run", "get clustertrainingruntimes", "ClusterRole")
 
 
 def test_a_rendered_spec_has_no_runtime_of_the_cluster() -> None:

@@ -213,7 +213,9 @@ def read_runtime(kubectl: Kubectl, name: str) -> Verb[Mapping[str, Any]]:
     kind, short = f"ClusterTrainingRuntime/{name}".split("/")[-2:]
     resource = f"{kind.lower()}s.trainer.kubeflow.org"
     (answer,) = yield (replace(kubectl.get(resource, short), probe=True),)
-    check(answer)
+    if answer.returncode:
+        error = error_of(answer)
+        raise type(error)(f"runtime: a launch, also a dry run, reads {name} from the cluster: {error}")
     for runtime in items(answer):
         check_runtime(name, runtime["spec"])
         return dict(runtime["spec"])
