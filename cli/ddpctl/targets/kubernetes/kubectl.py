@@ -206,10 +206,7 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
 
 
 def read_runtime(kubectl: Kubectl, name: str) -> Verb[Mapping[str, Any]]:
-    """Return the spec of a runtime of the cluster. ``name``: the option ``runtime``. A dry run reads it, too.
-
-    Raises ConfigError or UnavailableError.
-    """
+    """Return the spec of the runtime that the option ``runtime`` names. Raises ConfigError or UnavailableError."""
     kind, short = f"ClusterTrainingRuntime/{name}".split("/")[-2:]
     resource = f"{kind.lower()}s.trainer.kubeflow.org"
     (answer,) = yield (replace(kubectl.get(resource, short), probe=True),)
