@@ -26,10 +26,12 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
+from ddprank.resume import RESUME_SUFFIX
 from ddprun.files.node_dir import Node, last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
+from ddprun.health.resumes import Resume, describe_differences, find_differences, read_record
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeSeries
 from ddprun.metrics.recovery import Downtime, Recovery
@@ -105,7 +107,7 @@ class NodeAgent(SimpleElasticAgent):
         self._processes: tuple[RankProcess, ...] = ()
         self._recovery = Recovery(node.series, node.journal, node.folder.previous_step)
         self._started_at = 0.0
-        self._waits_for_heartbeat = False
+        self._waits_for_heartbeat = self._waits_for_resumes = False
         self._world_size = 1
         self.outcome: Outcome | None = None
         self.on_new_store: Callable[[], None] = lambda: (
@@ -156,7 +158,9 @@ class NodeAgent(SimpleElasticAgent):
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
         failure = self.outcome.message if self._is_restart and self.outcome else ""
-        self._node.journal.update(state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure)
+        self._node.journal.update(
+            state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure, resumed_apart=""
+        )
         if is_first and state == "starting":
             self._node.series.state(state)
         self._recovery.end_phase("rendezvous")
@@ -170,7 +174,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
         """``history``: the attempts that failed under a previous node 0."""
-        return Consensus(
+        consensus = Consensus(
             self._rendezvous_handler.control,
             self._node.config,
             read_statuses=self._node.heartbeats.statuses,
@@ -178,6 +182,8 @@ class NodeAgent(SimpleElasticAgent):
             describe_success=self._describe_success,
             history=history,
         )
+        consensus.on_resumes = self._report_resumes
+        return consensus
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
@@ -196,6 +202,7 @@ class NodeAgent(SimpleElasticAgent):
         if node.folder.runtime.path != Path(node.journal.state.runtime):
             node.journal.update(runtime=str(node.folder.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
+        self._waits_for_resumes = worker_group.workers[0].world_size > 1
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
@@ -364,6 +371,7 @@ class NodeAgent(SimpleElasticAgent):
                     "all ranks of this node have exited with 0; waiting for the ranks of other nodes"
                 )
             self._report_no_group()
+            self._post_resumes()
             self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
         # For torch elastic, every end is a success: it would restart the ranks after a failure.
@@ -433,6 +441,30 @@ class NodeAgent(SimpleElasticAgent):
                 what = f"until one does, these are {number} separate trainings ({GUIDE})"
                 since = f"none of the {number} ranks has called init_process_group in {NO_GROUP_S:g} s"
                 self._node.journal.log(f"{since}: {what}")
+
+    def _post_resumes(self) -> None:
+        """Report to node 0 what this node's ranks resume from, when all of them have taken their first steps."""
+        if not self._waits_for_resumes:
+            return
+        folder, records, forks = self._node.folder.runtime.path, [], self._node.workers.forks
+        for process in self._processes:
+            record = read_record(folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}") if forks else {}
+            if record is None:
+                return
+            place = {"rank": process.rank, "node": self._node.config.node_rank, "local_rank": process.local_rank}
+            records.append(Resume(**place, is_known=forks, **record))
+        self._waits_for_resumes = False
+        self.consensus.post_resumes(records)
+
+    def _report_resumes(self, resumes: Sequence[Resume]) -> None:
+        """On node 0, log which ranks resume from which checkpoint if they differ."""
+        if groups := find_differences(resumes):
+            unknown = sorted(it.rank for it in resumes if not it.is_known)
+            facts = [{"ranks": [it.rank for it in all_], "file": all_[0].file, "step": all_[0].step} for all_ in groups]
+            text = describe_differences(groups, unknown)
+            self._node.journal.log(f"warning: {text}")
+            self._node.journal.emit("resumed_apart", message=text, groups=facts, unknown=unknown)
+            self._node.journal.update(resumed_apart=text)
 
     def _end_ranks_of_ranks(self) -> None:
         if self._spawn_watch and (why := self._spawn_watch.find()):

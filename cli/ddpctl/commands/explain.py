@@ -90,9 +90,9 @@ def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     explanation = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
     answers = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
-    nan = explaining.explain_not_finite(last_events(answers))
-    if nan and explanation.cause in ("none", "unknown"):
-        return replace(nan, evidence=explanation.evidence, unknown=explanation.unknown)
+    reported = explaining.explain_events(last_events(answers))
+    if reported and explanation.cause in ("none", "unknown"):
+        return replace(reported[0], evidence=explanation.evidence, unknown=explanation.unknown)
     return explanation
 
 

@@ -250,6 +250,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             message += f"; attempt {attempt} was started because {why}"
         elif attempt > 1:
             message += f", attempt {attempt}"
+        message += "".join(f"; {node.resumed_apart}" for node in reported if node.resumed_apart)
         message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
             again = " in this attempt" if attempt > 1 else ""

@@ -53,12 +53,12 @@ WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
 LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
-    "took_place",
+    "took_place", "resumed_apart",
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
 Placed = Mapping[int, Sequence[float]]  # the times at which each node got a machine, in seconds since the epoch
 PLACE_S = 2.0  # tolerance, because a queue may report whole seconds of another clock
-BAD = ("failed", "checkpoint_failed")
+BAD = ("failed", "checkpoint_failed", "resumed_apart")
 OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node or every rank reports these events
 SAME_S = 60.0  # nodes report the same event within this time
 
@@ -438,6 +438,8 @@ def describe_event(event: Event) -> str:
             )
         case "took_place":
             return f"spare {facts.get('machine', '?')} takes the place of node {event.node}"
+        case "resumed_apart":
+            return str(facts.get("message", ""))
         case "straggler":
             ratio = facts.get("ratio")
             return f"{who} is slow" + (f": {ratio:.1f} x the others" if isinstance(ratio, float) else "")
