@@ -438,8 +438,6 @@ def describe_event(event: Event) -> str:
             )
         case "took_place":
             return f"spare {facts.get('machine', '?')} takes the place of node {event.node}"
-        case "resumed_apart":
-            return str(facts.get("message", ""))
         case "straggler":
             ratio = facts.get("ratio")
             return f"{who} is slow" + (f": {ratio:.1f} x the others" if isinstance(ratio, float) else "")
@@ -447,8 +445,9 @@ def describe_event(event: Event) -> str:
             return f"{who} is as fast as the others again"
         case "signal":
             return f"{facts.get('signal', 'a signal')} was received"
-        case "checkpoint_failed":
-            return f"a checkpoint could not be written: {facts.get('message', '')}"
+        case "checkpoint_failed" | "resumed_apart":
+            failed = "a checkpoint could not be written: " * (event.event == "checkpoint_failed")
+            return f"{failed}{facts.get('message', '')}"
         case "stopping":
             return f"the ranks stop after step {event.step}"
         case other:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audited:
     monkeypatch.setattr(resume, "_record", record)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/last.pt").write_bytes(os.urandom(3 * EDGE_BYTES))
-    sys.addaudithook(record.audit)
+    record.install()
     return record, lambda: json.loads((tmp_path / "heartbeat.resume").read_text())
 
 
@@ -49,7 +48,7 @@ def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
     (tmp_path / "link").symlink_to("checkpoints")
     (tmp_path / "heartbeat.resume").unlink(missing_ok=True)
     other = ResumeRecord(str(tmp_path / "link"), str(tmp_path / "other"))
-    sys.addaudithook(other.audit)
+    other.install()
     monkeypatch.chdir(tmp_path)
     Path("checkpoints/../checkpoints/last.pt").read_bytes()
     for record in (audited[0], other):
@@ -58,7 +57,7 @@ def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
 
 
 @pytest.mark.parametrize(("place", "differs"), [(0, True), (-1, True), (EDGE_BYTES + 9, False)])
-def test_files_of_one_size_differ_if_their_edges_do(place: int, differs: bool, tmp_path: Path) -> None:  # noqa: FBT001
+def test_files_of_one_size_differ_if_their_edges_do(place: int, differs: bool, tmp_path: Path) -> None:
     data = bytearray(3 * EDGE_BYTES)
     (tmp_path / "1").write_bytes(data)
     data[place] = 1

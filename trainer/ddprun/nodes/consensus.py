@@ -6,7 +6,8 @@ this. One thread waits until the next key is set, so that a decision reaches all
 decision.
 
 Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, a rank that exited with
-0, or what a node's ranks resume from. ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
+0, or what a node's ranks resume from.
+``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
 ``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
 
 Two more keys are used if lost nodes are replaced. A node that has been asked to stop sets ``N/leaving/NODE``.

@@ -5,7 +5,6 @@ This module imports a library only when a function needs it, because a process t
 
 import atexit
 import contextlib
-import functools
 import gc
 import io
 import itertools
