@@ -113,7 +113,7 @@ class NodeAgent(SimpleElasticAgent):
         self.on_new_store: Callable[[], None] = lambda: (
             None
         )  # called when this node has joined the store of a new node 0
-        self.before_ranks: Callable[[], None] = lambda: None  # called before the ranks start for the first time
+        self.before_ranks: Callable[[int], None] = lambda _: None  # called with the attempt before its ranks start
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
@@ -192,8 +192,7 @@ class NodeAgent(SimpleElasticAgent):
         processes = []
         if not self._set_up():
             return {}
-        self.before_ranks()
-        self.before_ranks = lambda: None
+        self.before_ranks(self._rendezvous_handler.attempt)
         try:
             node.folder.runtime.begin_attempt()
             node.heartbeats.forget()
