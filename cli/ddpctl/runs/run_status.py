@@ -203,6 +203,11 @@ def present_nodes(nodes: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
     return tuple(report for report in nodes if latest.get(report.number, report) is report)
 
 
+def machine_of(nodes: Iterable[NodeReport], number: int) -> int:
+    """Return the machine that is the node of this number now. If there is none, the number is that of a machine."""
+    return next((report.node for report in present_nodes(nodes) if report.number == number), number)
+
+
 def _describe_spares(nodes: Iterable[NodeReport]) -> str:
     """Return the end of a sentence about spares that wait, and about those that have taken a place."""
     waiting = sum(report.alive and report.is_spare for report in nodes)

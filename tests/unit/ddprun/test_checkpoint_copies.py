@@ -155,6 +155,18 @@ def test_the_ranks_of_a_copying_node_start_with_the_newest_checkpoint(nodes, mon
         assert nodes.content(1) == nodes.content(0), node
 
 
+def test_the_last_copy_has_what_a_script_without_saved_wrote_last(nodes):
+    source, _ = nodes.start(0)
+    copy, journal = nodes.start(1)
+    source.fill(1, go_on)
+    copy.fill(1, go_on)
+    nodes.folder_of(0).joinpath("last.pt").write_bytes(b"the last step")
+    for side in (source, copy):
+        side.finish(succeeded=True)
+    assert nodes.content(1) == nodes.content(0) != {}
+    assert journal.lines == []
+
+
 def test_a_node_without_a_copy_starts_its_ranks_after_a_limited_time(nodes, monkeypatch):
     monkeypatch.setattr(checkpoint_copies, "FILL_S", 0.2)
     copy, journal = nodes.start(1)

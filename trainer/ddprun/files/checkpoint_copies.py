@@ -294,7 +294,13 @@ class CheckpointCopies:
         saved = next((event for event in reversed(events) if event.event == "checkpoint_saved"), None)
         is_whole = all((self._folder / file.path).exists() for file in known.files)
         is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
-        if attempt != self._announced_for or not self._content or saved != self._saved or (is_behind and not is_whole):
+        if (
+            is_last
+            or attempt != self._announced_for
+            or not self._content
+            or saved != self._saved
+            or (is_behind and not is_whole)
+        ):
             manifest = scan(self._folder, saved.step if saved else known.step, known)
             manifest = manifest._replace(run=self._run_id)
             if manifest.files and (manifest != known or not self._content):
