@@ -2,21 +2,20 @@
 
     python bench/scale_real.py [--nodes 64] [--seconds 10] [--agent ddprun torchrun] [--json FILE]
 
-All agents are forked from this process, which has imported torch and what both agents need. Each agent has one rank, which
-imports nothing. torchrun uses its c10d rendezvous, whose store is in node 0's agent. The phases are
+All agents are forked from this process, which has imported torch and what both agents need. Each agent has one rank,
+which imports nothing. torchrun uses its c10d rendezvous, whose store is in node 0's agent. The phases are
 
     start     until all ranks run
     beat      the ranks run, during --seconds
     failure   the rank of the last node is killed; until all ranks run again
     end       all ranks exit with 0; until all agents have ended
 
-The CPU time is that of the agent alone, without its rank and the process that forks it. "agreed" is the time until every
-node has heard of the failure, from ddprun's events. Calls and bytes (keys and values in both directions) are those of
-ddprun's control store. Wall times say something only if the machine is idle.
+The CPU time is that of the agent alone, without its rank and the process that forks it. "agreed" is the time until
+every node has heard of the failure, from ddprun's events. Calls and bytes (keys and values in both directions) are
+those of ddprun's control store. Wall times say something only if the machine is idle.
 """
 
 import contextlib
-import json
 import mmap
 import os
 import signal
@@ -134,8 +133,9 @@ class Agents:
 
     def started(self, times: int) -> bool:
         """Return whether all ranks have been started so many times."""
-        if any(os.waitpid(pid, os.WNOHANG)[0] for pid in self.pids):
-            sys.exit(f"an agent has ended: {self.folder}\n" + (self.folder / "log-0").read_text()[-2000:])
+        for node, pid in enumerate(self.pids):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                sys.exit(f"the agent of node {node} has ended:\n" + (self.folder / f"log-{node}").read_text()[-2000:])
         return len([*self.folder.glob("rank.*.*")]) == times * self.num_nodes
 
 
@@ -186,7 +186,7 @@ def main() -> None:
     processes.adopt_orphans()
     fork_server.preload_torch(1)
     compat.import_dynamo()
-    import torch.distributed.run  # noqa: F401
+    import torch.distributed.run
     import torch.nn.parallel  # noqa: F401
 
     import ddprun.bringup  # noqa: F401

@@ -21,14 +21,13 @@ EDGE_BYTES = 1 << 15  # the checksums of torch.save's tensors are at the end of 
 _record: "ResumeRecord | None" = None
 
 
-def opened_path(event: str, args: tuple[Any, ...]) -> tuple[str, bool]:
-    """Return the absolute path of a file that is about to be opened, and whether it is to be written.
+def opened_path(args: tuple[Any, ...]) -> tuple[str, bool]:
+    """Return the absolute path in the arguments of the audit event ``open``, and whether the file is to be written.
 
-    The arguments are those of an audit hook. For other events, the path is empty.
+    The path is empty if it is only a descriptor.
     """
-    if event != "open" or not isinstance(args[0], str):
-        return "", False
-    path = args[0] if args[0].startswith("/") else os.path.join(os.getcwd(), args[0])  # noqa: PTH109, PTH118 (fast)
+    name = args[0] if isinstance(args[0], str) else ""
+    path = name if name.startswith("/") or not name else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 (fast)
     return path, bool(args[2] & (os.O_WRONLY | os.O_RDWR))
 
 
@@ -38,7 +37,7 @@ class ResumeRecord:
     def __init__(self, folder: str, path: str) -> None:
         self._folders = tuple(f"{place}/" for place in (os.path.abspath(folder), os.path.realpath(folder)))  # noqa: PTH100
         self._path, self._pid = path, os.getpid()
-        self._files: dict[str, tuple[int, str]] = {}
+        self._files: dict[str, tuple[int, str] | None] = {}
         self._first: Any = None  # the optimizer that takes the first step
         self._is_fresh: bool | None = None  # whether it had no state then
         self._is_open = True
@@ -48,25 +47,17 @@ class ResumeRecord:
 
         def audit(event: str, args: tuple[Any, ...]) -> None:
             if event == "open" and self._is_open:
-                self._note(args)
+                with contextlib.suppress(Exception):  # it would be raised in the script
+                    self._note(*opened_path(args))
 
         sys.addaudithook(audit)
 
-    def _note(self, args: tuple[Any, ...]) -> None:
-        """Note a file of the checkpoint folder that is about to be read."""
-        with contextlib.suppress(Exception):  # it would be raised in the script
-            path, writes = opened_path("open", args)
-            path = os.path.normpath(path)
-            name = next((path[len(folder) :] for folder in self._folders if path.startswith(folder)), "")
-            if name and name not in self._files and not writes and len(self._files) < MAX_FILES and self._is_own():
-                self._files[name] = (0, "")  # the next line opens it again
-                if file := _fingerprint(path):
-                    self._files[name] = file
-                else:
-                    del self._files[name]
-
-    def _is_own(self) -> bool:
-        return os.getpid() == self._pid
+    def _note(self, path: str, writes: bool) -> None:
+        path = os.path.normpath(path)
+        name = next((path[len(folder) :] for folder in self._folders if path.startswith(folder)), "")
+        if name and name not in self._files and not writes and len(self._files) < MAX_FILES:
+            self._files[name] = None  # the next line opens it again
+            self._files[name] = _fingerprint(path)
 
     def before_step(self, optimizer: Any) -> None:
         """Note the first optimizer's state before its first step, and write the record before the next step."""
@@ -78,21 +69,22 @@ class ResumeRecord:
         else:
             self.begin(None)
 
-    def begin(self, steps: int | None) -> None:
-        """Write the record. ``steps``: the steps that this rank had taken when it began, or None: ask the optimizer."""
-        if not self._is_open or not self._is_own():
+    def begin(self, reported: int | None) -> None:
+        """Write the record. ``reported``: the step before the first one that the script has reported, if any."""
+        if not self._is_open or os.getpid() != self._pid:
             return
         self._is_open = False
         with contextlib.suppress(Exception):  # it is not the script's
-            record = {"step": _steps_before(self._first) if steps is None else steps, "is_fresh": self._is_fresh}
+            counted = None if self._first is None else _steps_before(self._first)
+            record = {"reported": reported, "counted": counted, "is_fresh": self._is_fresh}
             with open(f"{self._path}.new", "w") as file:  # noqa: PTH123
-                json.dump(record | {"files": self._files}, file)
+                json.dump(record | {"files": {name: file for name, file in self._files.items() if file}}, file)
             os.rename(f"{self._path}.new", self._path)  # noqa: PTH104
         self._first = None
 
 
 def _fingerprint(path: str) -> tuple[int, str] | None:
-    """Return a file's size and a hash of its beginning and end. The size is -1 if there is no such file."""
+    """Return a file's size and a hash of its beginning and end, or None for a folder. -1: there is no such file."""
     import hashlib
 
     try:
@@ -109,7 +101,7 @@ def _fingerprint(path: str) -> tuple[int, str] | None:
 def _steps_before(optimizer: Any) -> int | None:
     """Return the number of steps before the optimizer's last one, or None if it does not count them, like SGD."""
     states = (state for state in optimizer.state.values() if isinstance(state, Mapping) and "step" in state)
-    return next((int(float(state["step"])) - 1 for state in states), None) if optimizer else None
+    return next((int(float(state["step"])) - 1 for state in states), None)
 
 
 def record_resume(env: Mapping[str, str]) -> ResumeRecord | None:

@@ -6,6 +6,7 @@ that method returns success or failure. After a failure it calls ``_stop_workers
 the ranks are restarted.
 """
 
+import json
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ from ddprun.files.node_dir import Node, last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
-from ddprun.health.resumes import Resume, describe_differences, find_differences, read_record
+from ddprun.health.resumes import Resume, describe_differences, find_differences
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeSeries
 from ddprun.metrics.recovery import Downtime, Recovery
@@ -449,13 +450,16 @@ class NodeAgent(SimpleElasticAgent):
         """Report to node 0 what this node's ranks resume from, when all of them have taken their first steps."""
         if not self._waits_for_resumes:
             return
-        folder, records, forks = self._node.folder.runtime.path, [], self._node.workers.forks
+        folder, records, forks = self._node.folder.runtime.path, list[Resume](), self._node.workers.forks
+        node = self._node.config.node_rank
         for process in self._processes:
-            record = read_record(folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}") if forks else {}
-            if record is None:
+            try:
+                path = folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}"
+                record = json.loads(path.read_text()) if forks else {}
+            except (OSError, ValueError):  # it is not there yet
                 return
-            place = {"rank": process.rank, "node": self._node.config.node_rank, "local_rank": process.local_rank}
-            records.append(Resume(**place, is_known=forks, **record))
+            rank, local_rank = process.rank, process.local_rank
+            records.append(Resume(rank=rank, node=node, local_rank=local_rank, is_known=forks, **record))
         self._waits_for_resumes = False
         self.consensus.post_resumes(records)
 

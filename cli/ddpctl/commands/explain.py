@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_status import RunStatus, places_taken
 from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
 from ddpwire.events import EVENTS, Event, read_events
@@ -48,6 +48,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     why = explain_run(context, record, state)
+    why = replace(why, evidence=(*why.evidence, *places_taken(state.nodes)))
     lines = [
         f"{record.name}  {state.state}: {why.sentence}",
         *(f"  {line}" for line in why.evidence),
@@ -62,15 +63,6 @@ def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation
 
     Raises UnavailableError if no node answers.
     """
-    from ddpctl.watch.timeline import describe_event
-
-    explanation, events = _explain_run(context, run, state)
-    moved = [describe_event(event) for event in events if event.event == "took_place"]
-    return replace(explanation, evidence=(*explanation.evidence, *moved))
-
-
-def _explain_run(context: AppContext, run: Run, state: RunStatus) -> "tuple[Explanation, Sequence[Event]]":
-    """Explain a run, and return the events of the last start of its nodes."""
     from ddpctl.diagnosis import explain as explaining
 
     if outcome := state.outcome:
@@ -81,9 +73,7 @@ def _explain_run(context: AppContext, run: Run, state: RunStatus) -> "tuple[Expl
         views = read_answers(answers, name) if outcome.has_diagnosis else []
         failed = [node.files for node in answers if node.node == outcome.node or not is_lost]
         text = next((files[log][-LOG_CHARS:] for files in failed for log in logs if log in files), None)
-        explanation = explaining.explain_outcome(
-            outcome, views, text, events := last_events(answers), run.job.world_size
-        )
+        explanation = explaining.explain_outcome(outcome, views, text, last_events(answers), run.job.world_size)
         lost = {
             node.node: node.outcome.node for node in state.nodes if node.outcome and node.outcome.cause == "node_lost"
         }
@@ -92,20 +82,19 @@ def _explain_run(context: AppContext, run: Run, state: RunStatus) -> "tuple[Expl
                 f", but node {outcome.node} reports that node {lost[outcome.node]} was lost: the network between them "
                 "failed, or a machine was suspended or overloaded"
             )
-            return replace(explanation, cause="network", sentence=explanation.sentence + why, unknown=()), events
+            return replace(explanation, cause="network", sentence=explanation.sentence + why, unknown=())
         if state.state == "stopped":
-            stopped = {"cause": "none", "sentence": state.message, "fault": False, "rank": None, "node": None}
-            return replace(explanation, **stopped), events
-        return explanation, events
+            return replace(explanation, cause="none", sentence=state.message, fault=False, rank=None, node=None)
+        return explanation
     if state.state not in WITH_RANKS:
-        return explaining.Explanation(cause="unknown", sentence=_without_ranks(state), fault=False), ()
+        return explaining.Explanation(cause="unknown", sentence=_without_ranks(state), fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     explanation = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
     answers = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
-    reported = explaining.explain_events(events := last_events(answers))
+    reported = explaining.explain_events(last_events(answers))
     if reported and explanation.cause in ("none", "unknown"):
-        explanation = replace(reported[0], evidence=explanation.evidence, unknown=explanation.unknown)
-    return explanation, events
+        return replace(reported[0], evidence=explanation.evidence, unknown=explanation.unknown)
+    return explanation
 
 
 def last_events(answers: Sequence[ProbeResult]) -> list[Event]:

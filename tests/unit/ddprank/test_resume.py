@@ -39,7 +39,7 @@ def test_only_files_of_the_folder_that_are_read_before_the_first_step_count(audi
     (folder / "new.pt").read_bytes()
     record = audited[1]()
     assert {name: size for name, (size, _) in record["files"].items()} == {"last.pt": 3 * EDGE_BYTES, "missing.pt": -1}
-    assert (record["step"], record["is_fresh"]) == (261, None)
+    assert (record["reported"], record["counted"], record["is_fresh"]) == (261, None, None)
 
 
 def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
@@ -79,7 +79,7 @@ def test_the_optimizer_tells_the_step_at_which_the_rank_begins(kind: Any, step: 
         audited[0].before_step(optimizer)
         optimizer.step()
     record = audited[1]()
-    assert (record["step"], record["is_fresh"]) == (step, step is None)
+    assert (record["reported"], record["counted"], record["is_fresh"]) == (None, step, step is None)
 
 
 def test_a_step_without_a_learning_rate_is_none(audited: Audited, tmp_path: Path) -> None:

@@ -17,17 +17,25 @@ def groups(*resumes: Resume) -> list[list[int]]:
 
 
 def test_ranks_that_begin_at_different_steps_differ() -> None:
-    assert groups(rank(0, LAST, step=261), rank(1, LAST, step=261), rank(2, step=0), rank(3, step=0)) == [
-        [0, 1], [2, 3]
-    ]  # fmt: skip
-    assert groups(rank(0, step=0), rank(2, LAST, step=261)) == [[2], [0]]
-    assert groups(rank(0, LAST, step=261), rank(1, LAST, step=200), rank(2, step=0)) == [[0], [1], [2]]
+    ranks = rank(0, LAST, reported=261), rank(1, LAST, reported=261), rank(2, reported=0), rank(3, reported=0)
+    assert groups(*ranks) == [[0, 1], [2, 3]]
+    assert groups(rank(0, reported=0), rank(2, LAST, reported=261)) == [[2], [0]]
+    assert groups(rank(0, LAST, reported=261), rank(1, LAST, reported=200), rank(2, reported=0)) == [[0], [1], [2]]
 
 
 def test_ranks_that_begin_at_equal_steps_do_not_differ() -> None:
-    assert groups(rank(0, LAST, step=261), rank(1, step=261)) == []  # it was broadcast
-    assert groups(rank(0, LAST, step=261), rank(1, {"last.pt": (1001, "b")}, step=261)) == []  # each saved its device
-    assert groups(rank(0, step=0), rank(1, step=5)) == []  # nothing was read
+    assert groups(rank(0, LAST, reported=261), rank(1, reported=261)) == []  # it was broadcast
+    assert (
+        groups(rank(0, LAST, reported=261), rank(1, {"last.pt": (1001, "b")}, reported=261)) == []
+    )  # each saved its device
+    assert groups(rank(0, reported=0), rank(1, reported=5)) == []  # nothing was read
+
+
+def test_steps_of_different_sources_are_not_compared() -> None:
+    """Only rank 0 reports steps, and it counts batches, of which an optimizer's step needs four."""
+    assert groups(rank(0, LAST, reported=1044, counted=261), rank(1, counted=261)) == []
+    assert groups(rank(0, LAST, reported=1044), rank(1, counted=261)) == []
+    assert groups(rank(0, LAST, reported=1044, counted=261), rank(1, counted=0)) == [[0], [1]]
 
 
 def test_a_rank_without_a_file_differs_only_if_that_shows() -> None:
@@ -75,8 +83,8 @@ def test_a_file_of_random_state_for_each_rank_is_no_difference() -> None:
 
 
 def test_ranks_that_were_not_observed_are_not_compared() -> None:
-    assert groups(rank(0, LAST, step=5), rank(1, is_known=False)) == []
-    resumes = [rank(0, LAST, step=5), rank(1, is_known=False), rank(2, step=0)]
+    assert groups(rank(0, LAST, reported=5), rank(1, is_known=False)) == []
+    resumes = [rank(0, LAST, reported=5), rank(1, is_known=False), rank(2, reported=0)]
     assert groups(*resumes) == [[0], [2]]
     text = describe_differences(find_differences(resumes), [1])
     assert all(fact in text for fact in ("rank 0 from last.pt at step 5", "rank 2 from no file at step 0", "rank 1)"))

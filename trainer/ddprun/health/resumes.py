@@ -5,12 +5,10 @@ of one checkpoint: shards, or a file of each rank's random state. A rank that re
 another rank.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import PurePosixPath
 
 from ddpwire.machine import enumerate_ranges
 
@@ -27,9 +25,17 @@ class Resume:
     node: int
     local_rank: int
     is_known: bool = True  # False: the rank is executed, so it has no record
-    step: int | None = None  # the steps before its first one; None: unknown
+    # The step before its first one, as reported by the script and as counted by the optimizer; None: unknown. These may
+    # differ, for example if gradients are accumulated.
+    reported: int | None = None
+    counted: int | None = None
     is_fresh: bool | None = None  # whether its optimizer had no state before that step
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # sizes and hashes; the size -1: missing
+
+    @property
+    def step(self) -> int | None:
+        """The step before its first one, or None if it is unknown."""
+        return self.counted if self.reported is None else self.reported
 
     @property
     def read(self) -> dict[str, tuple[int, str]]:
@@ -40,14 +46,6 @@ class Resume:
     def file(self) -> str:
         """The largest file that the rank has read, or an empty string."""
         return max(self.read, key=lambda name: self.read[name][0], default="")
-
-
-def read_record(path: Path) -> Mapping[str, Any] | None:
-    """Return a rank's record, or None as long as there is none."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def find_differences(resumes: Sequence[Resume]) -> list[list[Resume]]:
@@ -76,33 +74,32 @@ def describe_differences(groups: Sequence[Sequence[Resume]], unknown: Sequence[i
     return f"the ranks resume from different checkpoints: {', '.join(texts)}{more}; {ADVICE}"
 
 
-def _differ(one: Resume, other: Resume) -> bool:
-    if None not in (one.step, other.step):
-        return one.step != other.step
-    if not one.read or not other.read:
-        is_missing = bool((one.read.keys() & other.files.keys()) or (other.read.keys() & one.files.keys()))
-        return is_missing or (None not in (one.is_fresh, other.is_fresh) and one.is_fresh != other.is_fresh)
-    return not _is_same_checkpoint(one, other)
+def _differ(first: Resume, other: Resume) -> bool:
+    for step, its_step in ((first.reported, other.reported), (first.counted, other.counted)):
+        if None not in (step, its_step):
+            return step != its_step
+    if not first.read or not other.read:
+        is_missing = bool((first.read.keys() & other.files.keys()) or (other.read.keys() & first.files.keys()))
+        return is_missing or (None not in (first.is_fresh, other.is_fresh) and first.is_fresh != other.is_fresh)
+    return not _is_same_checkpoint(first, other)
 
 
-def _is_same_checkpoint(one: Resume, other: Resume) -> bool:
+def _is_same_checkpoint(first: Resume, other: Resume) -> bool:
     """Return whether two ranks, which may have read different files, can have read the same checkpoint."""
-    common = one.read.keys() & other.read.keys()
-    if common:
-        largest = max(common, key=lambda name: one.read[name][0])
-        if one.read[largest] != other.read[largest]:
-            return False
-    return any(_belong_together(one, one.file, other, name) for name in other.read) or any(
-        _belong_together(one, name, other, other.file) for name in one.read
+    largest = max(first.read.keys() & other.read.keys(), key=lambda name: first.read[name][0], default="")
+    if largest and first.read[largest] != other.read[largest]:
+        return False
+    return any(_belong_together(first, first.file, other, name) for name in other.read) or any(
+        _belong_together(first, name, other, other.file) for name in first.read
     )
 
 
-def _belong_together(one: Resume, name: str, other: Resume, its_name: str) -> bool:
+def _belong_together(first: Resume, name: str, other: Resume, its_name: str) -> bool:
     """Return whether two files are in one folder, or have names that differ only in the ranks' own numbers."""
     parents = PurePosixPath(name).parent, PurePosixPath(its_name).parent
     if parents[0] == parents[1] != PurePosixPath():
         return True
-    own = {(one.rank, other.rank), (one.node, other.node), (one.local_rank, other.local_rank)}
+    own = {(first.rank, other.rank), (first.node, other.node), (first.local_rank, other.local_rank)}
     parts, its_parts = NUMBER.split(name), NUMBER.split(its_name)
     return len(parts) == len(its_parts) and all(
         a == b or (a.isdecimal() and b.isdecimal() and (int(a), int(b)) in own)

@@ -148,7 +148,7 @@ class Observer:
         return call(*args, **kwargs)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        path, writes = opened_path(event, args)
+        path, writes = opened_path(args) if event == "open" else ("", False)
         if event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
             path, writes = os.readlink(f"/proc/self/fd/{args[0]}"), True  # noqa: PTH115
         if writes and not path.startswith(self._not_of_script):
