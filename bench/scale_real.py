@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--agent", nargs="+", choices=["ddprun", "torchrun"], default=["ddprun", "torchrun"])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the agents end, too
     processes.adopt_orphans()
     fork_server.preload_torch(1)
     compat.import_dynamo()
