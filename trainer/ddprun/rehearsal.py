@@ -9,6 +9,7 @@ ranks (ranks/observer.py) write their facts into the folder of the run.
 import contextlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,7 +27,6 @@ from ddpwire import names
 from ddpwire.run_files import OUTCOME, node_name
 
 POLL_S = 0.05
-FIRST_LIMIT_S, FIRST_IDLE_S = 600.0, 120.0  # for the undisturbed run, whose speed is unknown
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
 EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
 SIGNALS = {"term": signal.SIGTERM, "usr1": signal.SIGUSR1, "int": signal.SIGINT}
@@ -52,7 +52,7 @@ class Rehearsal:
 
     def __init__(self, plan: Any) -> None:
         self.plan, self.work, self.runs = plan, Path(plan.work), list[dict[str, Any]]()
-        self.limit_s, self.idle_s = FIRST_LIMIT_S, FIRST_IDLE_S
+        self.limit_s, self.idle_s = math.inf, plan.idle_s  # for the undisturbed run, whose speed is unknown
 
     def node(self, number: int) -> Path:
         """Return the folder of a node."""
@@ -62,6 +62,7 @@ class Rehearsal:
         """Run all scenarios."""
         plan = self.plan
         plain = self._run("plain")
+        self._write()
         if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
         if (plain["hung"] or any(plain["codes"])) and not any(process["cut"] for process in plain["processes"]):
@@ -70,6 +71,7 @@ class Rehearsal:
         self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
         self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
         self._run("again")
+        self._write()
         last = plan.nodes * plan.ranks - 1
         acts = {"kill-rank": ("kill", last), "slow": ("sleep", last), "disk": ("disk", None), "raise": ("raise", last)}
         for name in plan.scenarios:
@@ -82,6 +84,13 @@ class Rehearsal:
             if name == "term" and last:
                 self._copy(self.work / "stopped", self.work)
                 self._run("ranks", after=name)
+            self._write()
+
+    def _write(self) -> None:
+        """Write the facts of all scenarios so far: ddpctl reads them even if it is interrupted."""
+        facts = self.work / "facts.new"
+        facts.write_text(json.dumps(self.runs))
+        facts.rename(self.work / "facts.json")
 
     def _copy(self, source: Path, target: Path) -> None:
         for node in {self.node(number).name for number in range(self.plan.nodes)}:
@@ -286,7 +295,6 @@ def main() -> None:
 
     print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     rehearsal.perform()
-    (rehearsal.work / "facts.json").write_text(json.dumps(rehearsal.runs))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from ddpctl.commands.arguments import Json, print_result
 from ddpctl.commands.launch import PROGRAM, File, Gpus, Nodes, request_of_flags
 from ddpctl.diagnosis.rehearsal import SCENARIOS, Row, judge
 from ddpctl.errors import UsageError
+from ddpctl.execution.interrupts import code_of
 from ddpctl.operations import rehearsal
 from ddpctl.operations.launcher import open_context
-from ddpctl.text import format_duration
+from ddpctl.text import counted, format_duration
 from ddpwire.exits import Exit
 
 COLORS = {"ok": "green", "fault": "bold red", "unknown": "yellow"}
@@ -38,6 +39,14 @@ def rehearse(
         list[str] | None,
         typer.Option("--link", metavar="PATH", help="Data of the project that is only read: the nodes share it."),
     ] = None,
+    hang_timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--hang-timeout",
+            metavar="S",
+            help="Seconds without a step after which the undisturbed run counts as hung; 0: never [default: 120].",
+        ),
+    ] = None,
     file: File = None,
     as_json: Json = False,
     command: Annotated[
@@ -54,16 +63,22 @@ def rehearse(
     if wrong := [name for name in scenarios if name not in SCENARIOS]:
         raise UsageError(f"--only: {wrong[0]!r} is not a disturbance: expected some of {', '.join(SCENARIOS)}")
     flags = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks, "file": file}
+    flags["hang_timeout"] = hang_timeout
     given = {name: value for name, value in flags.items() if value is not None}
     given |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
     request = request_of_flags({**given, "device": "cpu", "command": command or []})
+    if request.job.min_nodes < request.job.max_nodes:
+        raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
     began = time.monotonic()
-    runs = rehearsal.rehearse(
+    runs, interruption = rehearsal.rehearse(
         open_context(), request, steps=steps, shared=shared, links=link or [], scenarios=scenarios
     )
-    rows, seconds = judge(runs), time.monotonic() - began
+    rows, seconds = judge(runs, scenarios if interruption else ()), time.monotonic() - began
     seen = any(row.id == "steps" and row.verdict != "unknown" for row in rows)
-    code = Exit.SCRIPT if any(row.verdict == "fault" for row in rows) else Exit.OK if seen else Exit.UNAVAILABLE
+    code: int = Exit.SCRIPT if any(row.verdict == "fault" for row in rows) else Exit.OK if seen else Exit.UNAVAILABLE
+    if interruption:
+        code = code_of(interruption)
+        print("\nddpctl: the rehearsal was interrupted: what it did not run to the end is unknown", file=sys.stderr)
     result: dict[str, Any] = {"code": int(code), "seconds": round(seconds, 1), "rows": [asdict(row) for row in rows]}
     print_result(result, [table(rows, seconds, len(runs))], as_json=as_json)
     raise typer.Exit(int(code))
@@ -88,5 +103,5 @@ def table(rows: Sequence[Row], seconds: float, runs: int) -> str:
         for mend in dict.fromkeys(row.mend for row in rows if row.mend):
             console.print(Text(f"\nmends {', '.join(row.id for row in rows if row.mend == mend)} (docs/script.md):"))
             console.print(*(Text(f"    {line}") for line in mend), sep="\n", soft_wrap=True)
-        console.print(f"\n{', '.join(counts)}, in {runs} runs and {format_duration(seconds)}")
+        console.print(f"\n{', '.join(counts)}, in {counted(runs, 'run')} and {format_duration(seconds)}")
     return captured.get().rstrip("\n")

@@ -13,10 +13,14 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
+from ddpctl.text import counted
+
 Verdict = Literal["ok", "fault", "unknown"]
 Judgement = tuple[Verdict, str]
 Facts = Mapping[str, Any]
 SCENARIOS = ("term", "usr1", "int", "kill-rank", "kill-node", "slow", "disk", "raise")
+STARTS = ("term", "kill-rank", "kill-node", "disk")  # after which the ranks start again
+STARTING = ("resume", "resume-data", "resume-optimizer", "resume-weights", "same-checkpoint")  # questions about these
 DIGITS, ROUNDING = 16, 5  # of a double; that a float has at least after a sum in another order
 UNSEEN = "no step of a torch.optim.Optimizer was seen"
 OTHER_WEIGHTS = "it begins with weights that no step before had"
@@ -79,7 +83,7 @@ class Rehearsal:
         pairs = [(self.plain[rank]["step"], self.again[rank]["step"]) for rank in self.plain if rank in self.again]
         steps = chain.from_iterable(zip(*both, strict=False) for both in pairs)
         self.digits = min((_alike(*both) for both in steps), default=0)  # to which two undisturbed runs are equal
-        starts = (self._resume(title) for title in ("term", "kill-rank", "kill-node", "disk"))
+        starts = (self._resume(title) for title in STARTS)
         self.resumes = {resume.title: resume for resume in starts if resume}  # with the same number of ranks
         self.good = [resume for resume in self.resumes.values() if resume.step]
 
@@ -192,7 +196,10 @@ def _group(facts: Rehearsal) -> Judgement:
         if len({process["begin"][0]["weights"] for process in plain.values()}) > 1:
             return "unknown", "the ranks begin with different weights, as the stages of a pipeline do"
         return "fault", f"after step {facts.steps} the ranks have different weights, and no shards of them"
-    return "ok", f"{len(plain)} ranks in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
+    return (
+        "ok",
+        f"{counted(len(plain), 'rank')} in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights",
+    )
 
 
 def _reports(facts: Rehearsal) -> Judgement:
@@ -200,12 +207,14 @@ def _reports(facts: Rehearsal) -> Judgement:
         return "unknown", UNSEEN
     if errors := _all(facts.plain, "error"):
         return "unknown", f"some steps or samples could not be recorded: {errors[0]['error']}"
-    seen = f"{facts.steps} steps{'' if facts.ended else f', then the run was cut ({LONGER})'}"
+    seen = f"{counted(facts.steps, 'step')}{'' if facts.ended else f', then the run was cut ({LONGER})'}"
     reported = any(step["reported"] for step in _all(facts.plain, "step"))
     return "ok", f"{seen}{', reported by ddp.progress' if reported else ', not reported: seen in Optimizer.step'}"
 
 
-def _repeatable(facts: Rehearsal) -> Judgement:
+def _repeatable(facts: Rehearsal) -> Judgement | None:
+    if not facts.run("again"):
+        return None
     if not facts.digits:
         return "unknown", "two undisturbed runs differ in every digit: the script takes other random numbers in each"
     return "ok", f"losses and weights of two undisturbed runs are equal {_to(facts.digits)} (with equal seeds)"
@@ -249,7 +258,7 @@ def _samples(facts: Rehearsal) -> Judgement:
             return "fault", f"epoch {number}: {times} ranks use sample {sample}, and {len(counts)} samples are used"
         if unused > batch * len(ranks):
             return "unknown", f"epoch {number}: {unused} of {max(counts) + 1} samples are not used: a part, or left out"
-    return "ok", f"none twice or left out in {len(epochs)} epochs, except to fill or drop the last batch"
+    return "ok", f"none twice or left out in {counted(len(epochs), 'epoch')}, except to fill or drop the last batch"
 
 
 def _order(facts: Rehearsal) -> Judgement:
@@ -383,7 +392,7 @@ def _same(facts: Rehearsal) -> Judgement | None:
                 return "fault", f"{resume.title}: the ranks {text} {by_rank}; {loaded} loaded a file"
         if _failed(resume.run):
             return "fault", f"{resume.title}: {_end(resume.run)}"
-    return ("ok", f"in {len(facts.good)} starts") if facts.good else None
+    return ("ok", f"in {counted(len(facts.good), 'start')}") if facts.good else None
 
 
 def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
@@ -464,7 +473,11 @@ def _left(facts: Rehearsal) -> Judgement:
     )
 
 
-SAVE = "if ddp.should_stop():  # the same answer on every rank\n    save(step)  # on rank 0\n    ddp.stop()"
+SAVE = """\
+import ddpwire.script as ddp  # first, above `import torch`
+if ddp.should_stop():  # after each step: the same answer on every rank
+    save(step)  # on rank 0
+    ddp.stop()"""
 RESTORE = """\
 state = [torch.load(path) if rank == 0 and path.exists() else None]
 dist.broadcast_object_list(state)  # the other nodes may not see rank 0's folder
@@ -514,17 +527,30 @@ QUESTIONS: Mapping[str, tuple[str, Callable[[Rehearsal], Judgement | None], str]
 
 
 COMPARING = {*QUESTIONS} - {"group", "steps", "samples", "order", "slow", "raise", "left"}
+NOT_RUN = "not run"
 
 
-def judge(runs: Sequence[Facts]) -> list[Row]:
-    """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered."""
+def judge(runs: Sequence[Facts], interrupted: Sequence[str] = ()) -> list[Row]:
+    """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered.
+
+    If the rehearsal was ``interrupted``, these scenarios were asked for, and those that were not run are unknown.
+    """
     facts, rows = Rehearsal(runs), []
+    missing = {name for name in ("plain", "again", *interrupted) if interrupted and not facts.run(name)}
     for name, (question, decide, lines) in QUESTIONS.items():
         is_judged = name == "group" if facts.failed else bool(facts.plain) or name in ("group", "steps", "left")
-        if is_judged and (judgement := decide(facts)):
-            verdict, evidence = judgement
+        judgement = decide(facts) if is_judged and facts.run("plain") else None
+        if judgement or missing & _scenarios(name):
+            verdict, evidence = judgement or ("unknown", NOT_RUN)
             if name in COMPARING and not facts.is_repeated:
                 verdict, evidence = "unknown", _elsewhere(facts)
             mend = tuple(lines.splitlines()) if verdict == "fault" and not facts.failed else ()
             rows.append(Row(id=name, question=question, verdict=verdict, evidence=evidence, mend=mend))
     return rows
+
+
+def _scenarios(name: str) -> set[str]:
+    """Return the scenarios, any of which can answer a question."""
+    if (own := name.removeprefix("save-")) in SCENARIOS:
+        return {own}
+    return {*STARTS} if name in STARTING else {"repeatable": {"again"}, "ranks": {"term"}}.get(name, {"plain"})

@@ -389,6 +389,13 @@ def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}
 
 
+def test_what_an_interrupted_rehearsal_did_not_run_is_unknown() -> None:
+    assert {row.verdict for row in judge([], ["int"])} == {"unknown"}
+    facts = [{"scenario": a, "after": b, **run} for (a, b), run in sound().items() if a in ("plain", "again", "int")]
+    answers = {row.id: row.verdict for row in judge(facts, ["int", "raise"])}
+    assert (answers["save-int"], answers["raise"], answers.get("slow")) == ("ok", "unknown", None)
+
+
 def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
     runs = sound()
     for rank in runs["plain", ""]["processes"]:
