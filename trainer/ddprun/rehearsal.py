@@ -52,6 +52,7 @@ class Rehearsal:
 
     def __init__(self, plan: Any) -> None:
         self.plan, self.work, self.runs = plan, Path(plan.work), list[dict[str, Any]]()
+        self.gpus = 0  # of a node, in whose place the script gets CPUs
         self.limit_s, self.idle_s = math.inf, plan.idle_s  # for the undisturbed run, whose speed is unknown
 
     def node(self, number: int) -> Path:
@@ -62,6 +63,11 @@ class Rehearsal:
         """Run all scenarios."""
         plan = self.plan
         plain = self._run("plain")
+        if not any(process["step"] for process in plain["processes"]):
+            self.gpus = self.plan.gpus
+            plain = self._run("plain")
+            if not any(process["step"] for process in plain["processes"]):
+                self.runs.pop()  # so it was not for the want of GPUs
         self._write()
         if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
@@ -117,7 +123,7 @@ class Rehearsal:
         if name == "ranks":
             nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, ranks - 1)
         title = f"{TITLES[name]}{f' after {TITLES[after]}' if after else ''}"
-        title += f", at step {act['step']}" if act else ""
+        title += f", at step {act['step']}" if act else ", with CPUs in place of GPUs" if self.gpus else ""
         print(f"rehearse: {title} ...", file=sys.stderr, end="", flush=True)
         for number in () if after else range(nodes):
             self.reset(number)
@@ -125,11 +131,13 @@ class Rehearsal:
         # The first starts get equal seeds, so that they can be compared. A second start gets others, as on a cluster.
         seed = 1000 * len(self.runs) if after else 0
         observing = {"facts": str(folder / "facts"), "steps": self.plan.steps, "act": act or {}, "seed": seed}
+        observing["gpus"] = self.gpus
         began, run = time.time(), Run(self, folder, nodes, ranks, observing)
         hung = not run.follow(name)
         record = {"scenario": name, "after": after, "act": act or {}, "nodes": nodes, "ranks": ranks, "began": began}
         record |= {"seconds": time.time() - began, "signalled": run.signalled, "hung": hung, "outcome": run.outcome()}
         record |= {"codes": [*run.codes.values()], "processes": read_facts(folder / "facts")}
+        record["gpus"] = self.gpus
         record["left"] = self._left(record["processes"])
         self.runs.append(record)
         print(f" {record['seconds']:.1f} s{', ended by force' if hung else ''}", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ STARTS = ("term", "kill-rank", "kill-node", "disk")  # after which the ranks sta
 STARTING = ("resume", "resume-data", "resume-optimizer", "resume-weights", "same-checkpoint")  # questions about these
 DIGITS, ROUNDING = 16, 5  # of a double; that a float has at least after a sum in another order
 UNSEEN = "no step of a torch.optim.Optimizer was seen"
-OTHER_WEIGHTS = "it begins with weights that no step before had"
+OTHER_WEIGHTS = "it begins with weights that no step before had, or several"
 LONGER = "use a larger --steps"
 
 
@@ -134,9 +134,11 @@ def _reached(ranks: Mapping[int, Facts]) -> int:
 
 
 def _place(before: Facts | None, after: Facts) -> int | None:
-    weights, steps = after["begin"][0]["weights"], before["step"] if before else ()
-    is_new = before is not None and before["begin"][0]["weights"] == weights
-    return next((int(step["step"]) for step in reversed(steps) if step["weights"] == weights), 0 if is_new else None)
+    begin, steps = after["begin"][0], [{**before["begin"][0], "step": 0}, *before["step"]] if before else ()
+    equal = [step for step in steps if step["weights"] == begin["weights"]]
+    if len(equal) > 1:  # a step has not changed the weights, such as the first one of a warm-up
+        equal = [step for step in equal if step["state"] == begin["state"]]
+    return int(equal[0]["step"]) if len(equal) == 1 else None
 
 
 def _digits(first: Sequence[float | None], second: Sequence[float | None]) -> int:
@@ -207,7 +209,8 @@ def _reports(facts: Rehearsal) -> Judgement:
         return "unknown", UNSEEN
     if errors := _all(facts.plain, "error"):
         return "unknown", f"some steps or samples could not be recorded: {errors[0]['error']}"
-    seen = f"{counted(facts.steps, 'step')}{'' if facts.ended else f', then the run was cut ({LONGER})'}"
+    devices = ", with CPUs in place of GPUs" * bool(facts.run("plain")["gpus"])
+    seen = f"{counted(facts.steps, 'step')}{devices}{'' if facts.ended else f', then the run was cut ({LONGER})'}"
     reported = any(step["reported"] for step in _all(facts.plain, "step"))
     return "ok", f"{seen}{', reported by ddp.progress' if reported else ', not reported: seen in Optimizer.step'}"
 
@@ -308,14 +311,13 @@ def _resumes(facts: Rehearsal) -> Judgement | None:
     return ("fault", f"each start begins at step 1; {saved}") if starts else None
 
 
-def _of_good(judge: Callable[[Rehearsal, Resume], Judgement], facts: Rehearsal) -> Judgement | None:
+def _of_good(judge: Callable[[Rehearsal, Resume], Judgement | None], facts: Rehearsal) -> Judgement | None:
     """Return the worst judgement about the starts that resume, or None if there was no second start."""
-    if not facts.good:
-        return ("unknown", "it does not resume") if facts.resumes else None
+    judgements = [(*judgement, resume.title) for resume in facts.good if (judgement := judge(facts, resume))]
+    if not judgements:
+        return ("unknown", "it does not resume, or after the last step") if facts.resumes else None
     order = ("fault", "unknown", "ok")
-    verdict, evidence, title = min(
-        ((*judge(facts, resume), resume.title) for resume in facts.good), key=lambda triple: order.index(triple[0])
-    )
+    verdict, evidence, title = min(judgements, key=lambda triple: order.index(triple[0]))
     return verdict, evidence if verdict == "ok" else f"{title}: {evidence}"
 
 
@@ -327,10 +329,12 @@ def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, F
         yield number, plain, step
 
 
-def _data(facts: Rehearsal, resume: Resume) -> Judgement:
+def _data(facts: Rehearsal, resume: Resume) -> Judgement | None:
     start = resume.step or 0
     if why := _blind(facts):
-        number, plain, step = next(_pairs(facts, resume, 0), (start, {"loss": 0.0}, {"loss": 1.0}))
+        if not (pair := next(_pairs(facts, resume, 0), None)):
+            return None
+        number, plain, step = pair
         same = _digits([plain["loss"]], [step["loss"]])
         is_same = facts.digits and same >= min(facts.digits, ROUNDING)
         return ("ok" if is_same else "unknown"), f"{why}; the loss of step {number} is that without a stop {_to(same)}"
@@ -363,15 +367,16 @@ def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:
 
 
 def _weights(facts: Rehearsal) -> Judgement | None:
-    starts = [(resume, rank) for resume in facts.good for rank in resume.alike]
-    equal = [(number, _alike(a, b)) for resume, rank in starts for number, a, b in _pairs(facts, resume, rank)]
+    starts = [_pairs(facts, resume, rank) for resume in facts.good for rank in resume.alike]
+    equal = [pairs for start in starts if (pairs := [(_alike(a, b), number) for number, a, b in start])]
     if not equal or not facts.digits:
         return ("unknown", "there is no undisturbed step to compare with") if facts.resumes else None
-    worst = min(digits for _, digits in equal)
+    pairs = min(equal, key=min)
+    worst, _ = min(pairs)
     text = f"losses and weights after a resume are equal {_to(worst)}"
     if worst >= facts.digits:
         return "ok", text
-    first, begins = min((number, digits) for number, digits in equal if digits < DIGITS)
+    begins, first = next(pair for pair in pairs if pair[0] < DIGITS)
     cause = "sums in another order" if begins >= ROUNDING else "other samples, state or random numbers"
     return "ok", f"{text}; from step {first} on: {cause}"
 
@@ -402,7 +407,7 @@ def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
         return "fault", f"the ranks did not start again: {_end(run)}"
     if resume.step is None:
         return "unknown", OTHER_WEIGHTS
-    lost = f"steps {resume.step + 1} to {resume.reached}"
+    lost = f"steps {resume.step + 1} to {resume.reached}" if resume.step < resume.reached else "no step"
     if _failed(resume.run):
         return "fault", f"{lost}, and then {_end(resume.run)}"
     if not resume.step and not facts.ended:

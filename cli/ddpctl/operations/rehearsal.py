@@ -42,7 +42,12 @@ def rehearse(
     if script and Path(script).is_relative_to(cwd):
         command[0] = str(Path(script).relative_to(cwd))  # that of the copy
     plan: dict[str, Any] = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
-    plan |= {"nodes": job.max_nodes, "ranks": job.local_world_size, "grace_s": job.grace or DEFAULT_GRACE_S}
+    plan |= {
+        "nodes": job.max_nodes,
+        "gpus": job.gpus,
+        "ranks": job.local_world_size,
+        "grace_s": job.grace or DEFAULT_GRACE_S,
+    }
     plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     plan["idle_s"] = DEFAULT_IDLE_S if job.hang_timeout is None else job.hang_timeout or math.inf
     with _work_folder(plan) as work:

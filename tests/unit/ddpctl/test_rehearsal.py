@@ -77,6 +77,7 @@ def run(*processes: dict[str, Any], code: int = 0, at: int | None = None, signal
     return {
         "act": {} if at is None else {"step": at, "rank": None, "do": "wait"},
         "nodes": 2,
+        "gpus": 0,
         "ranks": 1,
         "began": 0.0,
         "seconds": 20.0,
@@ -305,6 +306,17 @@ def test_samples_without_integers_have_no_order() -> None:
 
 def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
     assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
+
+
+def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() -> None:
+    runs = sound()
+    each(runs, "step", lambda step: step.update(weights="w0") if step["weights"] == "w1" else None)
+    starts_over(runs)
+    assert verdicts(runs)["resume"] == "fault"
+    for kind in ("begin", "step"):
+        each(runs, kind, lambda fact: fact.update(weights="w", state=""))
+    answers = verdicts(runs)
+    assert (answers["resume"], answers["kill-rank"]) == ("unknown", "unknown")
 
 
 def test_without_a_step_nothing_is_concluded() -> None:

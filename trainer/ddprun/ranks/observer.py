@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddprun.ranks import cpu_devices
 from ddprun.system import compat, processes
 from ddpwire import names
 
@@ -67,6 +68,8 @@ class Observer:
 
     def install(self) -> None:
         """Wrap torch's functions, and seed the generators, which the script may seed again."""
+        if self._plan["gpus"]:
+            cpu_devices.install(self._plan["gpus"])
         load = importlib.import_module
         torch, dcp, optimizer = load("torch"), load("torch.distributed.checkpoint"), load("torch.optim.optimizer")
         self._torch, self._dist = torch, load("torch.distributed")
