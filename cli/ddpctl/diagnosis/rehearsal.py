@@ -467,15 +467,13 @@ def _raises(facts: Rehearsal) -> Judgement | None:
 
 
 def _left(facts: Rehearsal) -> Judgement:
-    run = facts.run("plain")
-    ends = [end for process in run["processes"] for end in process["end"]]
-    if left := [*sorted({line for end in ends for line in end["left"]}), *run["left"]]:
-        return "fault", f"{len(left)} processes or files: {', '.join(left[:3])}"
-    return (
-        ("ok", "no process, shared memory or temporary file")
-        if ends
-        else ("unknown", "no rank came to its end" if facts.ended else f"the run was cut: {LONGER}")
-    )
+    for run in map(facts.run, ("plain", "term", "usr1", "int")):  # the first in which all ranks came to their end
+        ends = [end for process in run.get("processes", ()) for end in process["end"]]
+        if run and len(ends) >= run["nodes"] * run["ranks"]:
+            left = [*sorted({line for end in ends for line in end["left"]}), *run["left"]]
+            several = f"{len(left)} processes or files: {', '.join(left[:3])}"
+            return ("fault", several) if left else ("ok", "no process, shared memory or temporary file")
+    return "unknown", "the ranks did not come to their end" if facts.ended else f"the run was cut: {LONGER}"
 
 
 SAVE = """\

@@ -233,8 +233,8 @@ def torn_checkpoint(runs: Runs) -> None:
     runs["resume", "disk"] = run(code=1)
 
 
-def leaves(runs: Runs) -> None:
-    runs["plain", ""]["processes"][1]["end"][0]["left"] = ["sleep 600"]
+def leaves(runs: Runs, scenario: str = "plain") -> None:
+    runs[scenario, ""]["processes"][1]["end"][0]["left"] = ["sleep 600"]
 
 
 FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
@@ -320,7 +320,7 @@ def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() ->
 
 
 def test_without_a_step_nothing_is_concluded() -> None:
-    silent = run(process(0) | {"begin": [], "step": []}, code=3)
+    silent = run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)
     assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
 
 
@@ -412,7 +412,13 @@ def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
     runs = sound()
     for rank in runs["plain", ""]["processes"]:
         rank.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=rank["epoch"][:1])
-    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order", "left"}
+    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order"}
+    leaves(runs, "term")
+    assert verdicts(runs)["left"] == "fault"
+    for name in ("term", "usr1", "int"):
+        for rank in runs[name, ""]["processes"]:
+            rank["end"] = []
+    assert verdicts(runs)["left"] == "unknown"
 
 
 def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None:
