@@ -64,10 +64,8 @@ class Rehearsal:
         plan = self.plan
         plain = self._run("plain")
         if not any(process["step"] for process in plain["processes"]):
-            self.gpus = self.plan.gpus
+            self.gpus, plain["scenario"] = self.plan.gpus, "gpus"
             plain = self._run("plain")
-            if not any(process["step"] for process in plain["processes"]):
-                self.runs.pop()  # so it was not for the want of GPUs
         self._write()
         if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
@@ -137,7 +135,6 @@ class Rehearsal:
         record = {"scenario": name, "after": after, "act": act or {}, "nodes": nodes, "ranks": ranks, "began": began}
         record |= {"seconds": time.time() - began, "signalled": run.signalled, "hung": hung, "outcome": run.outcome()}
         record |= {"codes": [*run.codes.values()], "processes": read_facts(folder / "facts")}
-        record["gpus"] = self.gpus
         record["left"] = self._left(record["processes"])
         self.runs.append(record)
         print(f" {record['seconds']:.1f} s{', ended by force' if hung else ''}", file=sys.stderr, flush=True)

@@ -187,7 +187,8 @@ def _elsewhere(facts: Rehearsal) -> str:
 def _group(facts: Rehearsal) -> Judgement:
     run, plain = facts.run("plain"), facts.plain
     if not plain:
-        return "unknown", f"{UNSEEN}: {_end(run)}"
+        ends = [_end(run) for run in (facts.run("gpus"), run) if run]
+        return "unknown", f"{UNSEEN}: {', and with CPUs in place of GPUs '.join(ends)}"
     if facts.failed:
         return "fault", f"the undisturbed run failed after step {facts.steps}: {_end(run)}"
     sizes = {process["group"][0]["world"] if process["group"] else 1 for process in plain.values()}
@@ -209,7 +210,7 @@ def _reports(facts: Rehearsal) -> Judgement:
         return "unknown", UNSEEN
     if errors := _all(facts.plain, "error"):
         return "unknown", f"some steps or samples could not be recorded: {errors[0]['error']}"
-    devices = ", with CPUs in place of GPUs" * bool(facts.run("plain")["gpus"])
+    devices = ", with CPUs in place of GPUs" * bool(facts.run("gpus"))
     seen = f"{counted(facts.steps, 'step')}{devices}{'' if facts.ended else f', then the run was cut ({LONGER})'}"
     reported = any(step["reported"] for step in _all(facts.plain, "step"))
     return "ok", f"{seen}{', reported by ddp.progress' if reported else ', not reported: seen in Optimizer.step'}"

@@ -77,7 +77,6 @@ def run(*processes: dict[str, Any], code: int = 0, at: int | None = None, signal
     return {
         "act": {} if at is None else {"step": at, "rank": None, "do": "wait"},
         "nodes": 2,
-        "gpus": 0,
         "ranks": 1,
         "began": 0.0,
         "seconds": 20.0,
@@ -322,6 +321,14 @@ def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() ->
 def test_without_a_step_nothing_is_concluded() -> None:
     silent = run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)
     assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+def test_a_script_that_needs_gpus_is_judged_with_cpus_in_their_place() -> None:
+    needs = {("gpus", ""): run(*ranks(0, 0), code=3)}
+    rows = rows_of(needs | sound())
+    assert {row.verdict for row in rows.values()} == {"ok"}
+    assert_names(rows["steps"].evidence, "GPUs")
+    assert_names(rows_of(needs | {("plain", ""): run(*ranks(0, 0), code=4)})["group"].evidence, "3", "4", "GPUs")
 
 
 def test_a_run_that_fails_in_its_first_step_is_unknown() -> None:
