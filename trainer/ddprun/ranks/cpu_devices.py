@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 # What functions of torch.cuda and torch.accelerator return; those that return nothing have no effect.
@@ -24,7 +25,9 @@ def install(num_devices: int) -> None:
     """Replace the functions of torch in this process that need a GPU."""
     load = importlib.import_module
     torch, dist, overrides = load("torch"), load("torch.distributed"), load("torch.overrides")
+    stream = SimpleNamespace(is_capturing=_returning(False), synchronize=_returning(None))
     accelerator = {"current_accelerator": torch.device("cuda"), "set_device_index": None, "synchronize": None}
+    accelerator["current_stream"] = stream
     accelerator |= {"is_available": True, "device_count": num_devices, "current_device_index": 0}
     for module, values in ((torch.cuda, {**CUDA, "device_count": num_devices}), (torch.accelerator, accelerator)):
         for name, value in values.items():
@@ -39,13 +42,19 @@ def install(num_devices: int) -> None:
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
-            if func is torch.Tensor.to and type(args[1] if len(args) > 1 else None) is int:  # the number of a GPU
-                args = (args[0], torch.device("cpu"), *args[2:])
-            return func(*map(to_cpu, args), **{name: to_cpu(value) for name, value in (kwargs or {}).items()})
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
+            kwargs = {name: to_cpu(value) for name, value in (kwargs or {}).items()}
+            if type(kwargs.get("device")) is int:  # the number of a GPU
+                kwargs["device"] = "cpu"
+            if func is torch.Tensor.to and type(args[1] if len(args) > 1 else None) is int:
+                args = (args[0], "cpu", *args[2:])
+            return func(*map(to_cpu, args), **kwargs)
 
     OnCpu().__enter__()  # for the rest of the process
     pinning, mesh = load("torch.utils.data._utils.pin_memory"), load("torch.distributed.device_mesh")
     pinning.pin_memory = lambda data, *_: data
+    torch.compile = lambda model=None, **_: model or (lambda function: function)  # it asks for the GPU's properties
     for owner, function, changed in (
         (dist, "init_process_group", {"backend": "gloo", "device_id": None}),
         (dist.distributed_c10d, "init_process_group", {"backend": "gloo", "device_id": None}),
