@@ -33,6 +33,11 @@ def test_a_sound_script_has_no_fault(tmp_path: Path) -> None:
     assert {"save-term", "resume-optimizer", "same-checkpoint", "ranks"} <= {*rows}
 
 
+def test_a_script_that_asks_for_gpus_is_run_on_cpus(tmp_path: Path) -> None:
+    code, rows = rehearse(tmp_path, "needs_gpus", "--only", "term")
+    assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"})
+
+
 def test_the_fault_of_a_script_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("job") / "ddpctl.yaml"
     file.write_text("job:\n  nodes: 3\n  spares: 1\n  checkpoint_copies: 2\n")  # not for this machine

@@ -177,6 +177,8 @@ def _end(run: Facts) -> str:
 
 
 def _elsewhere(facts: Rehearsal) -> str:
+    if _failed(facts.run("again")):
+        return f"the second undisturbed run did not do as the first one: {_end(facts.run('again'))}"
     written = {save["save"] for save in _all(facts.plain, "save")}
     read = (load["load"] for process in facts.run("again")["processes"] for load in process["load"])
     if path := next((path for path in read if path in written and "/ddpctl-rehearse-" not in path), ""):

@@ -24,7 +24,7 @@ CUDA: Mapping[str, Any] = {
 def install(num_devices: int) -> None:
     """Replace the functions of torch in this process that need a GPU."""
     load = importlib.import_module
-    torch, dist, overrides = load("torch"), load("torch.distributed"), load("torch.overrides")
+    torch, dist = load("torch"), load("torch.distributed")
     stream = SimpleNamespace(is_capturing=_returning(False), synchronize=_returning(None))
     accelerator = {"current_accelerator": torch.device("cuda"), "set_device_index": None, "synchronize": None}
     accelerator["current_stream"] = stream
@@ -33,25 +33,7 @@ def install(num_devices: int) -> None:
         for name, value in values.items():
             setattr(module, name, _returning(value))
 
-    def to_cpu(value: Any) -> Any:
-        if isinstance(value, torch.device | str) and str(value).startswith("cuda"):
-            return torch.device("cpu")
-        return value
-
-    class OnCpu(overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
-                return args[0]
-            if func is torch.device:
-                return func(*args, **(kwargs or {}))
-            kwargs = {name: to_cpu(value) for name, value in (kwargs or {}).items()}
-            if type(kwargs.get("device")) is int:  # the number of a GPU
-                kwargs["device"] = "cpu"
-            if func is torch.Tensor.to and type(args[1] if len(args) > 1 else None) is int:
-                args = (args[0], "cpu", *args[2:])
-            return func(*map(to_cpu, args), **kwargs)
-
-    OnCpu().__enter__()  # for the rest of the process
+    _mode(torch).__enter__()  # for the rest of the process
     pinning, mesh = load("torch.utils.data._utils.pin_memory"), load("torch.distributed.device_mesh")
     pinning.pin_memory = lambda data, *_: data
     torch.compile = lambda model=None, **_: model or (lambda function: function)  # it asks for the GPU's properties
@@ -65,6 +47,30 @@ def install(num_devices: int) -> None:
         (torch.nn.parallel.DistributedDataParallel, "__init__", {"device_ids": None, "output_device": None}),
     ):
         setattr(owner, function, _with_arguments(getattr(owner, function), changed))
+
+
+def _mode(torch: Any) -> Any:
+    """Return a mode in which functions of tensors get a CPU in place of a GPU."""
+
+    def to_cpu(value: Any) -> Any:
+        if isinstance(value, torch.device | str) and str(value).startswith("cuda"):
+            return torch.device("cpu")
+        return value
+
+    class OnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+                return args[0]
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
+            kwargs = {name: to_cpu(value) for name, value in (kwargs or {}).items()}
+            if type(kwargs.get("device")) is int:  # the number of a GPU
+                kwargs["device"] = "cpu"
+            if func is torch.Tensor.to and type(args[1] if len(args) > 1 else None) is int:
+                args = (args[0], "cpu", *args[2:])
+            return func(*map(to_cpu, args), **kwargs)
+
+    return OnCpu()
 
 
 def _returning(value: Any) -> Callable[..., Any]:
