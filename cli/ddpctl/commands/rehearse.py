@@ -41,11 +41,7 @@ def rehearse(
     ] = None,
     hang_timeout: Annotated[
         str | None,
-        typer.Option(
-            "--hang-timeout",
-            metavar="S",
-            help="Seconds without a step after which the undisturbed run counts as hung; 0: never [default: 120].",
-        ),
+        typer.Option("--hang-timeout", metavar="S", help="How long a step may take; 0: any time [default: 120]."),
     ] = None,
     file: File = None,
     as_json: Json = False,
@@ -62,11 +58,10 @@ def rehearse(
     scenarios = [*SCENARIOS] if only is None else only.split(",")
     if wrong := [name for name in scenarios if name not in SCENARIOS]:
         raise UsageError(f"--only: {wrong[0]!r} is not a disturbance: expected some of {', '.join(SCENARIOS)}")
-    flags = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks, "file": file}
-    flags["hang_timeout"] = hang_timeout
-    given = {name: value for name, value in flags.items() if value is not None}
-    given |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
-    request = request_of_flags({**given, "device": "cpu", "command": command or []})
+    flags: dict[str, Any] = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks}
+    flags |= {"file": file, "hang_timeout": hang_timeout, "device": "cpu", "command": command or []}
+    flags |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
+    request = request_of_flags({name: value for name, value in flags.items() if value is not None})
     if request.job.min_nodes < request.job.max_nodes:
         raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
     began = time.monotonic()
@@ -74,8 +69,9 @@ def rehearse(
         open_context(), request, steps=steps, shared=shared, links=link or [], scenarios=scenarios
     )
     rows, seconds = judge(runs, scenarios if interruption else ()), time.monotonic() - began
-    seen = any(row.id == "steps" and row.verdict != "unknown" for row in rows)
-    code: int = Exit.SCRIPT if any(row.verdict == "fault" for row in rows) else Exit.OK if seen else Exit.UNAVAILABLE
+    verdicts = {row.id: row.verdict for row in rows}
+    code: int = Exit.OK if verdicts.get("steps") == "ok" else Exit.UNAVAILABLE
+    code = Exit.SCRIPT if "fault" in verdicts.values() else code
     if interruption:
         code = code_of(interruption)
         print("\nddpctl: the rehearsal was interrupted: what it did not run to the end is unknown", file=sys.stderr)

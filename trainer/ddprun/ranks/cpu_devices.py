@@ -23,16 +23,14 @@ CUDA: Mapping[str, Any] = {
 
 def install(num_devices: int) -> None:
     """Replace the functions of torch in this process that need a GPU."""
-    load = importlib.import_module
+    load: Callable[[str], Any] = importlib.import_module
     torch, dist = load("torch"), load("torch.distributed")
-    stream = SimpleNamespace(is_capturing=_returning(False), synchronize=_returning(None))
-    accelerator = {"current_accelerator": torch.device("cuda"), "set_device_index": None, "synchronize": None}
-    accelerator["current_stream"] = stream
-    accelerator |= {"is_available": True, "device_count": num_devices, "current_device_index": 0}
+    accelerator = {"is_available": True, "device_count": num_devices, "current_accelerator": torch.device("cuda")}
+    accelerator |= {"set_device_index": None, "current_device_index": 0, "synchronize": None}
+    accelerator |= {"current_stream": SimpleNamespace(is_capturing=bool, synchronize=bool)}
     for module, values in ((torch.cuda, {**CUDA, "device_count": num_devices}), (torch.accelerator, accelerator)):
         for name, value in values.items():
-            setattr(module, name, _returning(value))
-
+            setattr(module, name, lambda *_, value=value, **__: value)
     _mode(torch).__enter__()  # for the rest of the process
     pinning, mesh = load("torch.utils.data._utils.pin_memory"), load("torch.distributed.device_mesh")
     pinning.pin_memory = lambda data, *_: data
@@ -71,10 +69,6 @@ def _mode(torch: Any) -> Any:
             return func(*map(to_cpu, args), **kwargs)
 
     return OnCpu()
-
-
-def _returning(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value
 
 
 def _with_arguments(call: Callable[..., Any], changed: Mapping[str, Any]) -> Callable[..., Any]:
