@@ -28,6 +28,7 @@ from ddpwire.run_files import OUTCOME, node_name
 
 POLL_S = 0.05
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
+LIMIT_FACTOR = 10  # of a run that still takes steps, to the undisturbed run
 EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
 SIGNALS = {"term": signal.SIGTERM, "usr1": signal.SIGUSR1, "int": signal.SIGINT}
 TITLES = {
@@ -73,7 +74,7 @@ class Rehearsal:
             return  # it fails by itself
         times = sorted(fact["time"] for process in plain["processes"] for kind in KINDS for fact in process[kind])
         self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
-        self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
+        self.limit_s = LIMIT_FACTOR * plain["seconds"] + self.idle_s + plan.grace_s
         self._run("again")
         self._write()
         last = plan.nodes * plan.ranks - 1
