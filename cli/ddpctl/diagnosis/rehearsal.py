@@ -333,14 +333,9 @@ def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, F
 
 
 def _data(facts: Rehearsal, resume: Resume) -> Judgement | None:
-    start = resume.step or 0
     if why := _blind(facts):
-        if not (pair := next(_pairs(facts, resume, 0), None)):
-            return None
-        number, plain, step = pair
-        same = _digits([plain["loss"]], [step["loss"]])
-        is_same = facts.digits and same >= min(facts.digits, ROUNDING)
-        return ("ok" if is_same else "unknown"), f"{why}; the loss of step {number} is that without a stop {_to(same)}"
+        return _inputs(facts, resume, why)
+    start = resume.step or 0
     for rank in resume.alike:
         before, reference = resume.before[rank]["step"], facts.plain[rank]["step"]
         if start >= len(reference) or _batch(reference[start])[0] != _batch(reference[start - 1])[0]:
@@ -355,6 +350,19 @@ def _data(facts: Rehearsal, resume: Resume) -> Judgement | None:
                 samples = f"the samples of step {other}" if other else f"other samples ({[*_batch(step)[1]][:3]})"
                 return "fault", f"after step {start}, step {number} of rank {rank} uses {samples}"
     return "ok", "the samples are those of the undisturbed run"
+
+
+def _inputs(facts: Rehearsal, resume: Resume, why: str) -> Judgement | None:
+    """Compare the first input of the model in each step, where the samples have no numbers."""
+    pairs = [(rank, *pair) for rank in resume.alike for pair in _pairs(facts, resume, rank)]
+    for rank, number, plain, step in pairs:
+        if step["input"] != plain["input"]:
+            text = f"after step {resume.step}, step {number} of rank {rank} has the input of "
+            other = next((old["step"] for old in facts.plain[rank]["step"] if old["input"] == step["input"]), None)
+            return ("fault", f"{text}step {other}") if other else ("unknown", f"{why}; {text}no undisturbed step")
+    if not all(step["input"] for *_, step in pairs):
+        return "unknown", f"{why}, and no module got a tensor"
+    return ("ok", f"{why}; the inputs of the model are those of the undisturbed run") if pairs else None
 
 
 def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:

@@ -50,6 +50,7 @@ def process(rank: int, first: int = 0, last: int = STEPS, *, attempt: int = 1) -
                 "step": number - first,
                 "time": float(number),
                 "loss": 1 / number,
+                "input": f"x{number}",
                 "reported": 0,
                 "batches": [batch(rank, number)],
                 **state(number),
@@ -279,6 +280,15 @@ def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[
     runs = sound()
     with_batches(samples)(runs)
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok") | {"samples": "unknown"}
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0, "ok"), (1, "fault"), (100, "unknown")])
+def test_without_numbers_of_samples_the_inputs_of_the_model_are_compared(shift: int, verdict: str) -> None:
+    runs = sound()
+    for rank in (rank for facts in runs.values() for rank in facts["processes"]):
+        rank["loader"] = []
+    each(runs, "step", lambda step: step.update(input=f"x{int(step['input'][1:]) - shift}"), ("resume", "term"))
+    assert verdicts(runs)["resume-data"] == verdict
 
 
 def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:

@@ -49,6 +49,7 @@ class Observer:
         self._step = 0
         self._clock: Any = None  # the first optimizer that takes a step
         self._loss: float | None = None
+        self._input = ""  # the fingerprint of what a module got first since the last step
         self._batches: list[tuple[int, list[int]]] = []  # since the last step
         self._size = 0  # of the largest file of the last save
         self._noted: set[str] = set()
@@ -80,6 +81,7 @@ class Observer:
         before, note = self._guard(self._before_step), self._guard(self._note_step)
         optimizer.register_optimizer_step_pre_hook(lambda stepped, *_: before(stepped))
         optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped, note))
+        load("torch.nn.modules.module").register_module_forward_pre_hook(self._guard(self._on_forward))
         _wrap(torch.Tensor, "backward", self._backward)
         for module, save, load_, keyword in ((torch, 1, 0, "f"), (dcp, 9, 9, "checkpoint_id")):
             _wrap(module, "save", partial(self._save, save, keyword))
@@ -117,6 +119,11 @@ class Observer:
         with contextlib.suppress(Exception):  # such as of a loss on the meta device
             self._loss = float(loss.detach()) if loss.numel() == 1 else self._loss
         return result
+
+    def _on_forward(self, module: Any, args: tuple[Any, ...]) -> None:
+        if not self._input and module.training and self._torch.is_grad_enabled():
+            tensors = [value for value in args if self._torch.is_tensor(value)]
+            self._input = self._fingerprint(map(_local, tensors))[0] if tensors else ""
 
     def _on_batch(self, epoch: int, indices: Any) -> None:
         self._write_once("loader", "DataLoader")
@@ -186,8 +193,9 @@ class Observer:
 
     def _note_step(self) -> None:
         reported = getattr(sys.modules.get("ddprank.client"), "_last_step", 0)
-        batches, self._batches = self._batches, []
-        self._write("step", self._step, loss=self._loss, reported=reported, batches=batches, **self._state())
+        more = {"loss": self._loss, "reported": reported, "batches": self._batches, "input": self._input}
+        self._batches, self._input = [], ""
+        self._write("step", self._step, **more, **self._state())
 
     def _state(self) -> dict[str, Any]:
         """Return fingerprints of the weights and of the optimizer's state."""
@@ -221,6 +229,7 @@ class Observer:
         if do == "kill":
             os.kill(self._pid, signal.SIGKILL)
         elif do == "wait":  # until ddprun.rehearsal has sent signals or killed a node
+            self._noted.clear()  # a file that is written from now on is noted again
             _pause(GO_S, (self._folder / "go").exists)
             _pause(SETTLE_S)
         elif do == "sleep":
