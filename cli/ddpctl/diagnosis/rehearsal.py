@@ -481,9 +481,9 @@ def _left(facts: Rehearsal) -> Judgement:
     for run in map(facts.run, ("plain", "term", "usr1", "int")):  # the first in which all ranks came to their end
         ends = [end for process in run.get("processes", ()) for end in process["end"]]
         if run and len(ends) >= run["nodes"] * run["ranks"]:
-            left = [*sorted({line for end in ends for line in end["left"]}), *run["left"]]
-            several = f"{len(left)} processes or files: {', '.join(left[:3])}"
-            return ("fault", several) if left else ("ok", "no process, shared memory or temporary file")
+            left = [*sorted({" ".join(line.split())[:100] for end in ends for line in end["left"]}), *run["left"]]
+            text = ", ".join(left[:3]) + f", and {len(left) - 3} more" * (len(left) > 3)
+            return ("fault", text) if left else ("ok", "no process, shared memory or temporary file")
     return "unknown", "the ranks did not come to their end" if facts.ended else f"the run was cut: {LONGER}"
 
 
