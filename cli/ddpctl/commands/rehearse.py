@@ -29,20 +29,14 @@ def rehearse(
     ranks: Annotated[str | None, typer.Option("--ranks", metavar="R")] = None,
     steps: Annotated[int, typer.Option("--steps", min=4, metavar="N", help="How many steps of a run to observe.")] = 60,
     only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="NAME,...", help=f"Some of the disturbances: {', '.join(SCENARIOS)}."),
+        str | None, typer.Option("--only", metavar="NAMES", help=f"Some of {', '.join(SCENARIOS)}.")
     ] = None,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="One folder for all nodes, as on a shared disk, not one for each.")
-    ] = False,
-    link: Annotated[
-        list[str] | None,
-        typer.Option("--link", metavar="PATH", help="Data of the project that is only read: the nodes share it."),
-    ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="One folder for all nodes, as on a shared disk.")] = False,
+    link: Annotated[list[str] | None, typer.Option("--link", metavar="PATH", help="Data that is only read.")] = None,
     hang_timeout: Annotated[
-        str | None,
-        typer.Option("--hang-timeout", metavar="S", help="How long a step may take; 0: any time [default: 120]."),
+        str | None, typer.Option("--hang-timeout", metavar="S", help="Longest time of a step; 0: any [default: 120].")
     ] = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", metavar="T", help="Only local, so far.")] = None,
     file: File = None,
     as_json: Json = False,
     command: Annotated[
@@ -55,6 +49,9 @@ def rehearse(
     something happens to it: a signal, a kill, a full disk. The exit code is 1 if a row of the table is a fault, and 69
     if no step of the script was seen.
     """
+    if target not in (None, "local"):
+        advice = f"log in to a machine of {target!r}, and run ddpctl rehearse there"
+        raise UsageError(f"--target {target}: a rehearsal runs on the CPUs of this machine: {advice}")
     scenarios = [*SCENARIOS] if only is None else only.split(",")
     if wrong := [name for name in scenarios if name not in SCENARIOS]:
         raise UsageError(f"--only: {wrong[0]!r} is not a disturbance: expected some of {', '.join(SCENARIOS)}")
