@@ -439,6 +439,8 @@ def _disk(facts: Rehearsal) -> Judgement | None:
         return "unknown", "no torch.save or dcp.save after the first one could be made to fail"
     after, resume = facts.run("resume", "disk"), facts.resumes.get("disk")
     how = f"the save of step {full[0]['step']} fails at half of its size (RLIMIT_FSIZE): {full[0]['error']}"
+    if resume and len(facts.resumes) > 1 and not facts.good:
+        return "unknown", f"{how}; but it does not resume without that either"
     if _failed(after) or (resume and resume.step == 0):
         return "fault", f"{how}; then {_end(after) if _failed(after) else 'it begins at step 1'}"
     if resume and resume.step is None:

@@ -245,7 +245,7 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
     "no save on any signal": (does_not_save("term", "usr1", "int"), {"save-term", "save-usr1", "save-int"}),
     "no save on Ctrl-C": (does_not_save("int"), {"save-int"}),
     "no save on SIGUSR1 alone": (does_not_save("usr1"), set()),  # ddpctl sends it only if it is asked to
-    "no checkpoint is loaded": (starts_over, {"save-term", "resume", "kill-rank", "kill-node", "disk"}),
+    "no checkpoint is loaded": (starts_over, {"save-term", "resume", "kill-rank", "kill-node"}),
     "the wrong batch": (wrong_sample, {"resume-data"}),
     "another shuffle": (other_shuffle, {"resume-data"}),
     "the optimizer's state is lost": (empty_optimizer, {"resume-optimizer"}),
