@@ -472,7 +472,7 @@ def _raises(facts: Rehearsal) -> Judgement | None:
         return None
     times = [at["time"] for process in run["processes"] for at in process["at"]]
     if not times:
-        return "unknown", f"the script ended before step {run['act']['step']}"
+        return "unknown", f"the script ended before step {run['act']['step']}: {_end(run)}"
     seconds = run["began"] + run["seconds"] - min(times)
     if run["hung"]:
         return "fault", f"{seconds:.0f} s after an exception in rank {run['act']['rank']}, ranks still ran"
