@@ -349,7 +349,16 @@ def _data(facts: Rehearsal, resume: Resume) -> Judgement | None:
                 other = next((old["step"] for old in reference if _batch(old)[1] == _batch(step)[1]), None)
                 samples = f"the samples of step {other}" if other else f"other samples ({[*_batch(step)[1]][:3]})"
                 return "fault", f"after step {start}, step {number} of rank {rank} uses {samples}"
-    return "ok", "the samples are those of the undisturbed run"
+    return _length(facts, resume) or ("ok", "the samples are those of the undisturbed run")
+
+
+def _length(facts: Rehearsal, resume: Resume) -> Judgement | None:
+    """Return a fault if a start takes more or fewer steps than were left, such as a whole epoch again."""
+    if not facts.ended or _failed(resume.run) or any(process["cut"] for process in resume.after.values()):
+        return None
+    start, steps = resume.step or 0, min(len(process["step"]) for process in resume.after.values())
+    text = f"after step {start}, it takes {steps} steps in place of {facts.steps - start}"
+    return ("fault", text) if steps != facts.steps - start else None
 
 
 def _inputs(facts: Rehearsal, resume: Resume, why: str) -> Judgement | None:
@@ -362,7 +371,8 @@ def _inputs(facts: Rehearsal, resume: Resume, why: str) -> Judgement | None:
             return ("fault", f"{text}step {other}") if other else ("unknown", f"{why}; {text}no undisturbed step")
     if not all(step["input"] for *_, step in pairs):
         return "unknown", f"{why}, and no module got a tensor"
-    return ("ok", f"{why}; the inputs of the model are those of the undisturbed run") if pairs else None
+    same = ("ok", f"{why}; the inputs of the model are those of the undisturbed run") if pairs else None
+    return _length(facts, resume) or same
 
 
 def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:

@@ -203,6 +203,10 @@ def wrong_sample(runs: Runs) -> None:
             step["batches"] = [batch(rank, number)]
 
 
+def epoch_again(runs: Runs) -> None:
+    runs["resume", "term"] = run(*ranks(AT, STEPS + BATCHES))
+
+
 def other_shuffle(runs: Runs) -> None:
     each(runs, "step", lambda step: step["batches"][0][1].__setitem__(0, 11 - step["batches"][0][1][0]), ("disk", ""))
 
@@ -247,6 +251,7 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
     "no save on SIGUSR1 alone": (does_not_save("usr1"), set()),  # ddpctl sends it only if it is asked to
     "no checkpoint is loaded": (starts_over, {"save-term", "resume", "kill-rank", "kill-node"}),
     "the wrong batch": (wrong_sample, {"resume-data"}),
+    "an epoch is done again": (epoch_again, {"resume-data"}),
     "another shuffle": (other_shuffle, {"resume-data"}),
     "the optimizer's state is lost": (empty_optimizer, {"resume-optimizer"}),
     "another learning rate": (other_rate, {"resume-optimizer"}),
