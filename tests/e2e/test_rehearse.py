@@ -52,11 +52,12 @@ def test_ctrl_c_leaves_nothing_and_says_what_is_known(tmp_path: Path, tmp_path_f
     temporary = tmp_path_factory.mktemp("temporary")
     command = [*DDPCTL, "rehearse", *ONE_NODE, "--json", "--", "train.py"]
     environ = {**os.environ, "TMPDIR": str(temporary)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     abandoned = temporary / "ddpctl-rehearse-of-a-killed-process"
     abandoned.mkdir()
     (abandoned / "plan.json").write_text("{}")
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, start_new_session=True, **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         wait_until(lambda: any(temporary.glob("*/run-1/facts/*.*")), "a rank")
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=60)

@@ -371,8 +371,9 @@ def _inputs(facts: Rehearsal, resume: Resume, why: str) -> Judgement | None:
             return ("fault", f"{text}step {other}") if other else ("unknown", f"{why}; {text}no undisturbed step")
     if not all(step["input"] for *_, step in pairs):
         return "unknown", f"{why}, and no module got a tensor"
-    same = ("ok", f"{why}; the inputs of the model are those of the undisturbed run") if pairs else None
-    return _length(facts, resume) or same
+    if not pairs:
+        return None
+    return _length(facts, resume) or ("ok", f"{why}; the inputs of the model are those of the undisturbed run")
 
 
 def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:
