@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import operator
@@ -274,12 +275,9 @@ def _start_observed(call: Callable[..., Any], function: Callable[..., None], *ar
 def _observe_and_call(function: Callable[..., None], rank: int, *args: Any) -> None:
     """Call the function that a rank passes to torch.multiprocessing.spawn, and observe its process."""
     observe({**os.environ, names.RANK: str(rank)})
-    c10d = importlib.import_module("torch.distributed.distributed_c10d")
-    own, name = getattr(function, "__globals__", {}), "init_process_group"
-    if (
-        getattr(own.get(name), "__module__", "") == c10d.__name__
-    ):  # the script's module imported it before it was wrapped
-        own[name] = getattr(c10d, name)
+    own, init = getattr(function, "__globals__", {}), importlib.import_module("torch.distributed").init_process_group
+    if own.get(init.__name__) is inspect.unwrap(init):  # the script imported it by its name before it was wrapped
+        own[init.__name__] = init
     function(rank, *args)  # what it leaves is a descendant of the rank, whose observer sees it
 
 
