@@ -287,6 +287,7 @@ def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
         return "unknown", f"the script ended before step {step}: {_end(run)}"
     times = [save["time"] - asked for save in _all(ranks, "save") if save["time"] > asked and not save["error"]]
     files = [file["file"] for file in _all(ranks, "file") if file["time"] > asked]
+    files = [file for file in files if "/tmp/" not in file.partition("/node-")[2]]  # noqa: S108 (a node's TMPDIR)
     wrote = times or [file for file in files if "/checkpoints/" in file]
     reached, resume = _reached(ranks), facts.resumes.get(scenario)
     if (resume.step or 0) >= step if resume and resume.step is not None else wrote:

@@ -359,7 +359,9 @@ def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
     assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
-@pytest.mark.parametrize(("path", "verdict"), [("/p/log", "unknown"), ("/w/node-0/checkpoints/x", "ok")])
+@pytest.mark.parametrize(
+    ("path", "verdict"), [("/p/log", "unknown"), ("/w/node-0/checkpoints/x", "ok"), ("/tmp/w/node-0/tmp/x", "fault")]
+)
 def test_a_file_after_a_signal_is_a_checkpoint_only_in_the_folder_for_them(path: str, verdict: str) -> None:
     runs = sound()
     does_not_save("int")(runs)
