@@ -221,6 +221,8 @@ def _reports(facts: Rehearsal) -> Judgement:
 def _repeatable(facts: Rehearsal) -> Judgement | None:
     if not facts.run("again"):
         return None
+    if nan := [step["step"] for step in _all(facts.plain, "step") if math.isnan(step["loss"] or 0.0)]:
+        return "unknown", f"the loss is NaN in step {min(nan)}"
     if not facts.digits:
         return "unknown", "two undisturbed runs differ in every digit: the script takes other random numbers in each"
     return "ok", f"losses and weights of two undisturbed runs are equal {_to(facts.digits)} (with equal seeds)"

@@ -452,6 +452,12 @@ def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None
     assert (answers["repeatable"], answers["resume-weights"], answers["resume-data"]) == ("unknown", "unknown", "ok")
 
 
+def test_a_loss_that_is_not_a_number_is_named() -> None:
+    runs = sound()
+    runs["plain", ""]["processes"][0]["step"][2]["loss"] = float("nan")
+    assert verdicts(runs)["repeatable"] == "unknown"
+
+
 def a_run(*command: str) -> Run:
     job = JobSpec(name="night", nodes="1", gpus=1, command=command)
     places = {"cwd": "/p", "folder": "/runs/night", "checkpoint_dir": "/runs/night/checkpoints"}
