@@ -484,6 +484,6 @@ def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
     (tmp_path / "ddpctl.yaml").write_text("job: {command: [train.py], nodes: 2, spares: 1, checkpoint_copies: 2}\n")
     jobs = list[JobSpec]()
     plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
-    monkeypatch.setattr(operations, "rehearse", lambda _, request, **__: jobs.append(request.job) or plain)
+    monkeypatch.setattr(operations, "rehearse", lambda _, request, **__: jobs.append(request.job) or (plain, None))
     ddpctl("rehearse", cwd=tmp_path)
     assert [(job.spares, job.checkpoint_copies) for job in jobs] == [(0, 1)]
