@@ -484,6 +484,11 @@ def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
     (tmp_path / "ddpctl.yaml").write_text("job: {command: [train.py], nodes: 2, spares: 1, checkpoint_copies: 2}\n")
     jobs = list[JobSpec]()
     plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
-    monkeypatch.setattr(operations, "rehearse", lambda _, request, **__: jobs.append(request.job) or (plain, None))
+
+    def rehearse(_: object, request: Any, **__: object) -> tuple[list[dict[str, Any]], None]:
+        jobs.append(request.job)
+        return plain, None
+
+    monkeypatch.setattr(operations, "rehearse", rehearse)
     ddpctl("rehearse", cwd=tmp_path)
     assert [(job.spares, job.checkpoint_copies) for job in jobs] == [(0, 1)]
