@@ -14,7 +14,7 @@ from typing import Any
 from ddpctl.command import Command, Verb, call
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
-from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
+from ddpctl.job.launch_plan import Plan, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
@@ -52,7 +52,7 @@ from ddpctl.targets.kubernetes.pod import (
     selector_of,
 )
 from ddpctl.targets.kubernetes.status import DELAYS, YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
-from ddpctl.text import one_line, some
+from ddpctl.text import counted, one_line, some
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
 

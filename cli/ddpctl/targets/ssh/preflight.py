@@ -10,13 +10,13 @@ from typing import Any
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.files.images import Image, difference, read_inspect
-from ddpctl.job.launch_plan import Plan, counted, script_of
+from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.scripts import SHOWN
-from ddpctl.text import format_duration, one_line, table
+from ddpctl.text import counted, format_duration, one_line, table
 from ddpwire.exits import Exit
 from ddpwire.machine import GIB, format_free
 

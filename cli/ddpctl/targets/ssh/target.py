@@ -11,7 +11,7 @@ from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, pa
 from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import MADE, Place, pull_places
-from ddpctl.job.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
+from ddpctl.job.launch_plan import Plan, check_script, contract, ddprun_args, look_for_script, script_of
 from ddpctl.job.secrets import make_store_secret, read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import NodeReport, RunStatus, fold_nodes, node_report
@@ -23,7 +23,7 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, clock_of, host_report, judge, parse_facts, report, split_shown
 from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import container_name, run_path
-from ddpctl.text import one_line
+from ddpctl.text import counted, one_line
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS
