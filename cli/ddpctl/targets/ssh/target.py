@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import PurePath
 
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
-from ddpctl.errors import CannotWriteError, DdpctlError, NotStartedError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.files import environments
 from ddpctl.files.pull import MADE, Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.job.secrets import make_store_secret, read_secrets
@@ -78,6 +79,17 @@ class SshTarget(Target):
         options = replace(self.options, exclude=(*self.options.exclude, *machines))
         return None if any(options.problems(job)) else options
 
+    @property
+    def _environments(self) -> str:
+        return f"{self.options.home.rstrip('/')}/environments"
+
+    def resolve(self) -> Verb[SshOptions]:
+        """Return the options with the environment's Python."""
+        if self.options.environment:
+            recipe = yield from environments.read_recipe(self.options)
+            self.options = recipe.resolve(self.options, self._environments)
+        return self.options
+
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the run outlives ddpctl
         """Check the hosts. If enough of them are ready, start one node on each host."""
         try:
@@ -102,6 +114,7 @@ class SshTarget(Target):
             return facts
 
         secrets = read_secrets(plan.job, self.environ)
+        yield from self.resolve()
         try:
             choice = yield from choose(self.options, plan, look, dry_run=True)
         except DdpctlError:
@@ -151,6 +164,7 @@ class SshTarget(Target):
                 "hosts": choice.numbers,
                 "nodes": asked,
                 "device": "cuda" if choice.cuda else "cpu",
+                **environments.recorded(facts[0].get("environment")),
                 **({"machines": choice.machines} if choice.machines else {}),
             },
             note="\n".join(notes),
@@ -217,11 +231,35 @@ class SshTarget(Target):
             *local,
         )
         check_script(plan, *outputs[len(hosts) :])
-        facts = tuple(map(parse_facts, outputs[: len(hosts)]))
+        facts = yield from self._with_environment(hosts, tuple(map(parse_facts, outputs[: len(hosts)])))
         ready = [place for place, fact in enumerate(facts) if not fact.failure]
         dates = yield tuple(Command(argv=("date", "+%s.%N"), host=hosts[place].host, probe=True) for place in ready)
         clocks = dict(zip(ready, map(clock_of, dates), strict=True))
         return tuple(replace(fact, clock_s=clocks.get(place)) for place, fact in enumerate(facts))
+
+    def _with_environment(self, hosts: Sequence[SshHost], facts: tuple[Facts, ...]) -> Verb[tuple[Facts, ...]]:
+        """Make the environment on the hosts that have none, and return the facts of all hosts."""
+        lacking = [place for place, fact in enumerate(facts) if not fact.failure and not fact.get("engine")]
+        if not self.options.environment or not lacking:
+            return facts
+        recipe = yield from environments.read_recipe(self.options)
+        if recipe.resolve(self.options, self._environments) != self.options:
+            raise ConfigError(
+                f"environment: {recipe.lock} or ddpctl has changed since the launch: launch the run again"
+            )
+        at = [hosts[place].host for place in lacking]
+        made = yield from environments.make(at, self._environments, recipe)
+        text = "\n".join([scripts.SAY, scripts.python_text(self.options), "say end yes\n"])
+        assumed = "engine Python <version>\nend yes\n"
+        checks = yield tuple(sh(host, text, placeholder=assumed) for host in at)
+        every = list(facts)
+        for place, output, check in zip(lacking, made, checks, strict=True):
+            words = {key: value for key, value in every[place].words.items() if key != "engine_error"}
+            failure = (
+                {"engine_error": (f"its environment was not made: {output.last_line()}",)} if output.returncode else {}
+            )
+            every[place] = replace(every[place], words=words | parse_facts(check).words | failure)
+        return tuple(every)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run. Each host is queried only once, for all nodes that it runs."""
@@ -380,7 +418,8 @@ class SshTarget(Target):
 
     def remove_outside(self) -> str:
         """Return shell code that removes the claims of ended runs on a host."""
-        return claims.remove_invalid(scripts.claims_folder(self.options.home))
+        clean = environments.clean_text(self._environments) if self.options.environment else ""
+        return claims.remove_invalid(scripts.claims_folder(self.options.home)) + clean
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the run's folder from each host of the run. If the checkpoints are elsewhere, copy their folder, too."""
