@@ -107,17 +107,16 @@ class SlurmTarget(Target):
         folder = str(PurePath(plan.folder).parent / ".environments")
         recipe = yield from environments.read_recipe(self.options)
         self.options = recipe.resolve(self.options, folder)
-        python, text = shlex.quote(self.options.python), 'say() { echo "$2"; }\n'
-        check = Command(argv=("sh",), stdin=text + environments.state_text(python), host=self._host, probe=True)
+        python = shlex.quote(str(self.options.python))
+        check = Command(argv=("sh",), stdin=environments.record_text(python), host=self._host, probe=True)
         (state,) = yield (check,)
+        if not state.stdout.strip():
+            yield from environments.make([self._host], str(self.options.python), recipe)
+        use = environments.use_text(python, shlex.quote(plan.folder)) + check.stdin
+        (state,) = yield (replace(check, stdin=use, probe=False, placeholder='"<versions>"'),)
         if not (record := environments.recorded(state.stdout)):
-            (made,) = yield from environments.make([self._host], folder, recipe)
-            made.check(f"{self._host or 'this machine'}: the environment was not made")
-            (state,) = yield (replace(check, probe=False),)
-            record = environments.recorded(state.stdout)
+            raise UnavailableError("the environment was not made: see the lines above")
         self._environment = record
-        use = environments.use_text(python, shlex.quote(plan.folder))
-        yield (Command(argv=("sh",), stdin=use, host=self._host),)
 
     def _check(self, plan: Plan) -> None:
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):

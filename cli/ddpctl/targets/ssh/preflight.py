@@ -161,12 +161,6 @@ def judge(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequ
     wrong = [[*_alone(options, plan, host, fact, cuda)] for host, fact in zip(hosts, facts, strict=True)]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
         wrong[number].append((ConfigError, "image", text))
-    places = ((host.address, fact.get("environment")) for host, fact in zip(hosts, facts, strict=True))
-    origin, record = next((place for place in places if place[1]), ("", ""))
-    for fact, problems in zip(facts, wrong, strict=True):
-        if (own := fact.get("environment")) and own != record:
-            text = f"its environment is {own}, but that of {origin} is {record}: write a version in .python-version"
-            problems.append((ConfigError, "environment", text))
     names: dict[str, str] = {}  # machine → its first address
     for address, fact, problems in zip((host.address for host in hosts), facts, wrong, strict=True):
         machine = fact.get("machine")

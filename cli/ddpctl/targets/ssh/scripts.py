@@ -23,7 +23,6 @@ from ddpwire.history import HISTORY
 from ddpwire.run_files import COPY, COPY_PART, LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
 
 SHOWN = "==== next node ===="
-SAY = 'say() { printf "%s %s\\n" "$1" "$2"; }; last() { printf "%s" "$1" | tail -n 1; }'
 _END = "END_OF_FILE"
 _MACHINE = "cat /proc/sys/kernel/random/boot_id && readlink /proc/self/ns/net /proc/self/ns/mnt"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # the prefix of ddpctl replaces the prefix of torch
@@ -63,7 +62,7 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
     """
     smi = "timeout 10 nvidia-smi"
     lines = [
-        SAY,
+        'say() { printf "%s %s\\n" "$1" "$2"; }',
         'say name "$(uname -n) $(cat /etc/machine-id 2>/dev/null)"',
         f"if own=$({_MACHINE} 2>/dev/null); then say machine \"$(uname -n) $HOME $own\" | tr '\\n' ' '; echo; fi",
         'say now "$(date +%s)"',
@@ -94,6 +93,7 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     engine = options.runtime
     lines = [
         gpus_text(options),
+        'last() { printf "%s" "$1" | tail -n 1; }',
         'say id "$(id -u):$(id -g)"',
         'say home "$HOME"',
         'say ssh "${SSH_CONNECTION:-}"',
@@ -103,7 +103,12 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
         "if command -v flock >/dev/null; then say flock yes; fi",
     ]
     if engine == "none":
-        lines.append(python_text(options))
+        python = path_word(options.python)
+        lines += [
+            f'if out=$({python} -c {shlex.quote(CHECK_PYTHON)} 2>&1); then say engine "$({python} -V)"; '
+            f'else say engine_error "$(last "$out")"; fi',
+        ]
+        lines += [f'say environment "$({environments.record_text(python)})"'] if options.environment else []
     else:
         version = "{{.Server.Version}}" if engine == "docker" else "{{.Client.Version}}"
         lines += [
@@ -125,16 +130,6 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
             f"say announced \"$(cat {COPY_PART} 2>/dev/null | tr -d '\\n')\"; fi",
         ]
     return "\n".join([*lines, "say end yes"]) + "\n"
-
-
-def python_text(options: SshOptions) -> str:
-    """Return shell code that prints the version of the ranks' Python and its environment, or why it cannot be used."""
-    python = path_word(options.python)
-    state = f"\n{environments.state_text(python)}" if options.environment else ""
-    return (
-        f'if out=$({python} -c {shlex.quote(CHECK_PYTHON)} 2>&1); then say engine "$({python} -V)"; '
-        f'else say engine_error "$(last "$out")"; fi{state}'
-    )
 
 
 def start_node(

@@ -1,6 +1,7 @@
 """The operations (verbs) of the target ssh, which run commands on its hosts."""
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +36,7 @@ SHOW_S = 30.0  # plus one second per node
 LOST_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
+ENGINE_ERROR = re.compile("(?m)^engine_error .*")
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
 _ROOT, _OURS = "0:", "10001:10001"  # if the login user is root, containers run as the image's user
@@ -226,40 +228,27 @@ class SshTarget(Target):
         checkpoints = checkpoint_folder(self.options, plan) if is_resumed(plan) else None
         text = scripts.facts_script(self.options, image=plan.job.image, script=script, checkpoints=checkpoints)
         local = look_for_script(plan) if self.options.project == "sync" else ()
-        outputs = yield (
-            *(Command(argv=("/bin/sh",), stdin=text, host=host.host, probe=True, timeout_s=FACTS_S) for host in hosts),
-            *local,
-        )
+        ask = partial(Command, argv=("/bin/sh",), stdin=text, timeout_s=FACTS_S)
+        outputs = [*(yield (*(ask(host=host.host, probe=True) for host in hosts), *local))]
         check_script(plan, *outputs[len(hosts) :])
-        facts = yield from self._with_environment(hosts, tuple(map(parse_facts, outputs[: len(hosts)])))
+        lacking = [place for place in range(len(hosts)) if "\nengine_error " in outputs[place].stdout]
+        if self.options.environment and lacking:
+            yield from self._make_environment([hosts[place].host for place in lacking])
+            assumed = (ENGINE_ERROR.sub("engine Python <version>", outputs[place].stdout) for place in lacking)
+            again = (ask(host=hosts[place].host, placeholder=next(assumed)) for place in lacking)
+            for place, output in zip(lacking, (yield tuple(again)), strict=True):
+                outputs[place] = output
+        facts = tuple(map(parse_facts, outputs[: len(hosts)]))
         ready = [place for place, fact in enumerate(facts) if not fact.failure]
         dates = yield tuple(Command(argv=("date", "+%s.%N"), host=hosts[place].host, probe=True) for place in ready)
         clocks = dict(zip(ready, map(clock_of, dates), strict=True))
         return tuple(replace(fact, clock_s=clocks.get(place)) for place, fact in enumerate(facts))
 
-    def _with_environment(self, hosts: Sequence[SshHost], facts: tuple[Facts, ...]) -> Verb[tuple[Facts, ...]]:
-        """Make the environment on the hosts that have none, and return the facts of all hosts."""
-        lacking = [place for place, fact in enumerate(facts) if not fact.failure and not fact.get("engine")]
-        if not self.options.environment or not lacking:
-            return facts
+    def _make_environment(self, hosts: Sequence[Host]) -> Verb[None]:
         recipe = yield from environments.read_recipe(self.options)
         if recipe.resolve(self.options, self._environments) != self.options:
-            raise ConfigError(
-                f"environment: {recipe.lock} or ddpctl has changed since the launch: launch the run again"
-            )
-        at = [hosts[place].host for place in lacking]
-        made = yield from environments.make(at, self._environments, recipe)
-        text = "\n".join([scripts.SAY, scripts.python_text(self.options), "say end yes\n"])
-        assumed = "engine Python <version>\nend yes\n"
-        checks = yield tuple(sh(host, text, placeholder=assumed) for host in at)
-        every = list(facts)
-        for place, output, check in zip(lacking, made, checks, strict=True):
-            words = {key: value for key, value in every[place].words.items() if key != "engine_error"}
-            failure = (
-                {"engine_error": (f"its environment was not made: {output.last_line()}",)} if output.returncode else {}
-            )
-            every[place] = replace(every[place], words=words | parse_facts(check).words | failure)
-        return tuple(every)
+            raise ConfigError(f"environment: {recipe.lock} or ddpctl has changed since the launch: launch it again")
+        yield from environments.make(hosts, self.options.python, recipe)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run. Each host is queried only once, for all nodes that it runs."""
