@@ -81,6 +81,8 @@ def read_lock(path: Path, wheelhouse: Path | None, own: bytes = b"") -> Recipe:
     wheels = sorted(wheelhouse.glob("*.whl")) if wheelhouse else []
     if wheelhouse and not wheels:
         raise ValueError(f"{wheelhouse} has no wheels")
+    if wheelhouse and path.name == "pylock.toml":
+        raise ValueError("it contains the addresses of wheels: with a wheelhouse, use a uv.lock or a requirements.txt")
     sizes = {f"wheels/{file.name}": file.stat().st_size for file in wheels}
     num_bytes = 3 * sum(sizes.values()) or (CUDA_BYTES if "nvidia-" in text else CPU_BYTES)
     requires = re.search(r'(?m)^requires-python = "(.+)"$', text)
@@ -158,7 +160,7 @@ if cd {path_word(folder)} 2>/dev/null; then (
     if [ $_ddp_n -le {KEPT} ] || [ -n "$(find "$_ddp_key" -maxdepth 0 -mmin -60)" ]; then continue; fi
     (flock -n 9 && rm -rf "$_ddp_key") 9>>"$_ddp_key.flock"
   done
-  find files -type f -mtime +{KEPT_DAYS} -delete
+  find files -type f -mtime +{KEPT_DAYS} -delete 2>/dev/null || true
 ) fi
 """
 
@@ -255,10 +257,11 @@ install() {{ name=$1; shift; step "$name" "$uv" pip install --python "$env" --pr
 log='' s=0
 mkdir -p {folder}/lock && cd {folder} || stop {Exit.CANNOT_WRITE:d} 'the folder of the environment cannot be written'
 exec 9>>"$PWD.flock"
+flock -n 9 || say 'waiting for the installation of another launch'
 until flock -w 5 9; do
   s=$((s + 5))
   [ $s -lt {INSTALL_S} ] || stop {Exit.UNAVAILABLE:d} "another launch has been installing for more than $s s"
-  say "another launch is installing, $s s"
+  say "waiting for the installation of another launch, $s s"
 done
 files=$(cd ../files && pwd)
 {_FIND_UV}\

@@ -52,7 +52,7 @@ def _environment() -> str:
     """Return the lock of the environment that ddpctl launch has made for this Python, or ''."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         record = json.loads(Path(sys.prefix, PYTHON_RECORD).read_text())
-        return f"{record['lock']}, {record['packages']} packages"
+        return f"{record['lock']}, packages {record['packages']}"
     return ""
 
 
