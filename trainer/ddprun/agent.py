@@ -40,6 +40,7 @@ from ddprun.output.progress import Progress
 from ddprun.output.rank_errors import NO_STDIN, last_error
 from ddprun.ranks import rank_environment, termination
 from ddprun.ranks.node_commands import NodeCommands
+from ddprun.ranks.notices import Notices
 from ddprun.ranks.process_groups import GUIDE
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Stop
@@ -73,6 +74,7 @@ class NodeContext(Node):
     interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
     commands: NodeCommands
+    notices: Notices
     stop: Stop
     logs: RankLogs
     series: NodeSeries
@@ -389,6 +391,8 @@ class NodeAgent(SimpleElasticAgent):
             step = self._node.files.read(last_checkpoint, self._node.folder.path, unknown=None)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
+            if not self._node.config.node_rank:
+                self._node.notices.tell_restart(outcome)
             return RunResult(state=WorkerState.FAILED)
         self._stop_workers(worker_group)
         return ended

@@ -27,6 +27,7 @@ from ddprun.nodes.preflight import PreflightReport, Route
 from ddprun.output.logs import RankLogs
 from ddprun.output.progress import Progress
 from ddprun.ranks.node_commands import NodeCommands
+from ddprun.ranks.notices import Notices
 from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Signals, Stop
 from ddprun.ranks.workers import Workers
@@ -46,7 +47,7 @@ TakePlace = Callable[[NodeConfig], tuple[Node, NodeCommands]]
 
 def bring_up(
     node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
-    report: PreflightReport, downtime: Downtime, commands: NodeCommands, take_place: TakePlace,
+    report: PreflightReport, downtime: Downtime, commands: NodeCommands, take_place: TakePlace, notices: Notices,
 ) -> Outcome:  # fmt: skip
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError.
 
@@ -109,6 +110,7 @@ def bring_up(
         interface=route.interface,
         workers=workers,
         commands=commands,
+        notices=notices,
         stop=stop,
         logs=logs,
         series=series,

@@ -33,6 +33,7 @@ from ddprun.output.progress import Progress
 from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
 from ddprun.ranks.node_commands import NodeCommands
+from ddprun.ranks.notices import Notices
 from ddprun.ranks.rank_environment import allocate_resources, describe_allocation
 from ddprun.ranks.termination import Signals, stopped_before_start
 from ddprun.ranks.workers import Workers
@@ -59,13 +60,14 @@ from ddpwire.run_files import (
 DRAIN_S = 5.0
 POLL_S = 0.05
 CRASH_LOG = "ddprun-crash.log"
-HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "resolver", "summary")
+HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "notices", "output", "resolver", "summary")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeExit(Node):
     """Ends this process with an outcome. Any thread may call it, and only the first call has an effect."""
 
+    notices: Notices
     once: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, outcome: Outcome) -> NoReturn:
@@ -78,12 +80,14 @@ class NodeExit(Node):
                 time.sleep(POLL_S)
             outcome = self.folder.requeues.limit(outcome)
         self.journal.update(state="failed" if outcome.code else "succeeded")
+        self.notices.tell_end(outcome, config.node_rank)
         code, cause, seconds = outcome.code, outcome.cause, time.time() - self.journal.state.started
         self.journal.emit("node_ended", code=code, cause=cause, message=outcome.message, seconds=seconds)
         try:
             self.files.call(outcome.write, path, timeout_s=GIVE_UP_AFTER_S)
         except OSError as error:
             self.console.log(f"the outcome cannot be written into {path}: {error.strerror or error}")
+        self.notices.finish()
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
         push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
@@ -137,7 +141,8 @@ def main() -> NoReturn:
     log = TimedLog(folder.path / timed_log(None), node, files=files)
     console = Console(f"node{node}", log.add, files)
     journal = Journal(folder.path, replace(state, runtime=str(folder.runtime.path)), console, files)
-    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files)
+    notices = Notices(config, environ, journal, files, signals)
+    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files, notices=notices)
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
     requeued_s = max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0
@@ -157,6 +162,8 @@ def main() -> NoReturn:
         )
         console.name = log.name = f"node{node}"
         journal.update(node=node, spare=config.spare)
+        if not node:
+            notices.tell("lost_node", f"node 0 was lost: spare {config.machine} takes its place", journal.state.attempt)
         return end, commands
 
     def run() -> Outcome:
@@ -172,7 +179,9 @@ def main() -> NoReturn:
             signals.listen()
             files.start()
             console.start()
-        for line in filter(None, (*options.accepted(args, environ), describe_allocation(config, resources))):
+        for line in filter(
+            None, (*options.accepted(args, environ), describe_allocation(config, resources), *notices.problems())
+        ):
             journal.log(line)
         if config.deadline is not None:
             stop = partial(signals.stop, "the run's deadline is near")
@@ -184,12 +193,13 @@ def main() -> NoReturn:
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
         with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(end, route, resources, workers, signals, report, downtime, commands, take_place)
+            return bring_up(end, route, resources, workers, signals, report, downtime, commands, take_place, notices)
 
     try:
         outcome = run()
     except Exception as error:
         outcome = outcome_of_error(error, folder)
+    notices.finish()  # before the teardown ends what the node's commands have left
     commands.tear_down(outcome.code)
     conclude(outcome, report, end)
 

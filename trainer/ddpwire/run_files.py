@@ -46,7 +46,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from ddpwire import locks, names
@@ -209,7 +209,7 @@ def _write_json(path: Path, value: "NodeState | Outcome") -> None:
     write_atomic(path, (json.dumps(asdict(value), indent=1) + "\n").encode())
 
 
-def _known(kind: "type[NodeState | RankProcess | Outcome]", values: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: "type[NodeState | Notice | RankProcess | Outcome]", values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are fields of ``kind``. Another version may have written other values as well."""
     return {name: values[name] for name in kind.__dataclass_fields__ if name in values}
 
@@ -254,6 +254,21 @@ class RankProcess:
     state: str = ""  # after the ranks were asked to end: "running", "stopped" (by SIGSTOP) or "ended"
 
 
+NoticeEvent = Literal["succeeded", "failed", "restarted", "hang", "preempted", "lost_node"]
+NOTICE_EVENTS: tuple[NoticeEvent, ...] = get_args(NoticeEvent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A notice of the job's ``notify``, recorded before it is sent."""
+
+    event: NoticeEvent
+    attempt: int  # that has ended
+    to: str  # the name of the variable with the address, after $, or a command
+    state: Literal["sending", "sent", "failed"]  # "sending" of a node that has ended: whether it arrived is unknown
+    why: str = ""  # it failed
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
     """What a node reports about itself. It is current only while a process holds the lock on ddprun.lock."""
@@ -271,6 +286,7 @@ class NodeState:
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
     runtime: str = ""  # the folder with the live state of the ranks (ddprun.runtime_dir)
     ranks: tuple[RankProcess, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
     def write(self, node_dir: Path) -> None:
         """Write the state into a node's folder. Raises OSError."""
@@ -283,7 +299,8 @@ def read_node(text: str) -> NodeState:
     try:
         known = _known(NodeState, parse_json(text))
         ranks = tuple(RankProcess(**_known(RankProcess, rank)) for rank in known.pop("ranks", ()))
-        return NodeState(ranks=ranks, **known)
+        notices = tuple(Notice(**_known(Notice, notice)) for notice in known.pop("notices", ()))
+        return NodeState(ranks=ranks, notices=notices, **known)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a node's state: {error}") from None
 

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -79,7 +79,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> list[
     ]
     if tasks:
         return [*lines, *_task_lines(run, state, tasks)]
-    return [*lines, *_nodes_table(state), *next_steps(run, state)]
+    return [*lines, *_nodes_table(state), *_notice_lines(state), *next_steps(run, state)]
 
 
 def _nodes_table(state: RunStatus) -> list[str]:
@@ -96,6 +96,17 @@ def _nodes_table(state: RunStatus) -> list[str]:
     columns = zip(("  NODE", "STATE", "PID", ranks, "METRICS"), *rows, strict=True)
     shown = [column for column in columns if set(column[1:]) != {"-"}]
     return table([tuple(row) for row in zip(*shown, strict=True)])
+
+
+def _notice_lines(state: RunStatus) -> Iterator[str]:
+    """Yield a line for each notice that was not sent, as far as is known."""
+    for report in state.nodes:
+        for notice in report.state.notices if report.state else ():
+            if notice.state == "failed":
+                yield f"  the notice of '{notice.event}' to {one_line(notice.to)} failed: {one_line(notice.why)}"
+            elif notice.state == "sending" and not report.alive:
+                why = "its node ended while it was sent"
+                yield f"  whether the notice of '{notice.event}' to {one_line(notice.to)} was sent is unknown: {why}"
 
 
 def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, str]:

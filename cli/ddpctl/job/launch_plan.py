@@ -12,7 +12,7 @@ from ddpctl.errors import NoInputError
 from ddpctl.job.spec import JobSpec
 from ddpctl.text import one_line
 from ddpwire import names
-from ddpwire.run_files import STORE_SECRET
+from ddpwire.run_files import NOTICE_EVENTS, STORE_SECRET
 
 TRAINER = ("-m", "ddptrain")
 
@@ -170,6 +170,9 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     texts: list[tuple[str, str]] = [("--resumes", plan.resumes)] if plan.resumes else []
     texts += [("--stop-signal", job.stop_signal)] if job.stop_signal != "TERM" else []
     texts += [(f"--node-{when}", text) for when in ("setup", "teardown") for text in getattr(job, f"node_{when}")]
+    texts += [("--notify", target) for target in job.notify]
+    if job.notify and job.notify_on != NOTICE_EVENTS:
+        texts += [("--notify-on", ",".join(job.notify_on))]
     return (*itertools.chain.from_iterable((*given, *texts)), *program(job.command))
 
 

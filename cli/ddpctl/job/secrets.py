@@ -72,7 +72,7 @@ def exposed_values(job: JobSpec) -> list[str]:
 def _options(job: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the options of the script, and of the commands that run on each node."""
     yield from options_of(job.command)
-    for text in (*job.node_setup, *job.node_teardown):
+    for text in (*job.node_setup, *job.node_teardown, *job.notify):
         try:
             argv = shlex.split(text)
         except ValueError:  # an open quote

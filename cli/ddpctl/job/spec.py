@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
+from ddpctl.text import either, quote
 from ddpwire import names
 from ddpwire.machine import MAX_PORT
+from ddpwire.run_files import NOTICE_EVENTS
 from ddpwire.version import __version__
 
 # The image that a release publishes. A spec's default image is defined only here.
@@ -31,6 +33,7 @@ OURS = frozenset({
     names.CHECKPOINT_STORE, names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
 })  # fmt: skip
 OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -125,6 +128,14 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     return secrets
 
 
+def check_events(events: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that there are events, and notices of each of them. Raises ValueError."""
+    for event in events or ("",):
+        if event not in NOTICE_EVENTS:
+            raise ValueError(f"{quote(event)} is not {either(NOTICE_EVENTS)}")
+    return events
+
+
 COMMANDS = matching(r"[^\0]*\S[^\0]*", "a command must not be empty or contain a NUL byte")
 # The runtime would take a word without -- for the name of the image.
 RUNTIME_ARGS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
@@ -183,6 +194,11 @@ class JobSpec(Options):
     """Seconds that all commands of node_setup may take together."""
     teardown_timeout: Annotated[float, between(1, 3600)] = 60.0
     """Seconds that all commands of node_teardown may take together."""
+    notify: Annotated[Words, COMMANDS] = ()
+    """Who is told what becomes of the run: $NAME, where the secret NAME is an address for the library apprise (mail,
+    Slack, ntfy, a webhook), or a shell command, which finds the notice in DDP_NOTICE_TEXT."""
+    notify_on: Annotated[Words, Rule(check_events, {"items": {"enum": [*NOTICE_EVENTS]}})] = NOTICE_EVENTS
+    """The events that are told: succeeded, failed, restarted, hang, preempted, lost_node."""
     join_timeout: Annotated[float, between(1)] | None = None
     """Seconds to wait for all nodes. null: the target's default (30 on one machine)."""
     hang_timeout: Annotated[float, between(0)] | None = None
@@ -247,6 +263,14 @@ class JobSpec(Options):
             is_fixed = self.min_nodes == self.max_nodes
             todo = "use fewer spares than nodes" if is_fixed else "use a fixed number of nodes"
             yield "job.spares", f"{self.spares} for {self.nodes} nodes: {todo}"
+        for target in self.notify:
+            if ADDRESS.fullmatch(target):
+                yield (
+                    "job.notify",
+                    "an address may be secret: put it in a variable, name it in secrets, and write $NAME",
+                )
+            elif target.startswith("$") and target[1:] not in {*self.secrets, *self.env}:
+                yield "job.notify", f"no node has a variable {quote(target[1:])}: name it in secrets"
         if self.checkpoint_copies > self.max_nodes:
             yield (
                 "job.checkpoint_copies",

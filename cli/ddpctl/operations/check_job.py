@@ -49,8 +49,9 @@ def run_check(
     name = request.job.command[2]
     command = (*request.job.command, "--record")
     job = replace(
-        request.job, command=command, name=name, max_restarts=0, time_limit=TIME_LIMIT, checkpoint_copies=1, spares=0
-    )
+        request.job, command=command, name=name, max_restarts=0, time_limit=TIME_LIMIT, checkpoint_copies=1, spares=0,
+        notify=(),
+    )  # fmt: skip
     quiet = replace(context, emit=lambda _: None)
     run = launcher.start(quiet, replace(request, job=job), attached=True)
     context.emit(f"{name} runs as {run.name} on {run.target}: Ctrl-C stops it")

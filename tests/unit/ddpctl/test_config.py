@@ -292,6 +292,20 @@ def test_a_size_without_a_known_unit_is_refused(text: str) -> None:
         check_size(text)
 
 
+def test_notices_reach_ddprun_with_the_chosen_events() -> None:
+    job = load("job: {secrets: [HOOK], notify: [$HOOK, echo], notify_on: [failed, hang], command: [t.py]}").job
+    plan = Plan(name="r", job=job, cwd="/", folder="/r", checkpoint_dir="/r/c")
+    assert ddprun_args(plan) == (
+        "--grace", "30", "--notify", "$HOOK", "--notify", "echo", "--notify-on", "failed,hang", "t.py"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", ["notify: [$HOOK]", "notify: ['slack://a/b/c']", "notify_on: []", "notify_on: [end]"])
+def test_a_notice_that_nobody_can_get_and_a_literal_address_are_refused(keys: str) -> None:
+    with pytest.raises(ConfigError):
+        load(f"job: {{{keys}}}")
+
+
 def test_commands_of_the_nodes_reach_ddprun_and_lengthen_a_stop() -> None:
     text = "job: {node_setup: [a b, c], node_teardown: [d], teardown_timeout: 90, stop_signal: USR1, command: [t.py]}"
     job = load(text).job

@@ -4,12 +4,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tests.messages import assert_names
+
 from ddpctl.commands import formatting
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
 from ddpctl.runs.run_store import Run
-from ddpwire.run_files import NodeState, Outcome, RankProcess
+from ddpwire.run_files import NodeState, Notice, Outcome, RankProcess, read_node
 
 RUN = Run(
     name="night",
@@ -111,3 +113,24 @@ def test_a_run_that_starts_has_all_columns_of_its_nodes() -> None:
     report = NodeReport(node=0, alive=True, state=node, outcome=None)
     state = RunStatus(run="night", state="starting", message="1 of 1 node alive", nodes=(report,))
     assert "  NODE  STATE     PID   RANK:PID  METRICS" in formatting.status_lines(RUN, state)
+
+
+def test_status_names_the_notices_that_failed_and_those_that_nobody_can_know(tmp_path: Path) -> None:
+    sent = Notice(event="restarted", attempt=1, to="$MAIL", state="sent")
+    notices = (
+        sent,
+        replace(sent, to="$CHAT", state="failed", why="HTTP 403"),
+        replace(sent, event="hang", state="sending"),
+    )
+    replace(NODE, notices=notices).write(tmp_path)
+    node = read_node((tmp_path / "node.json").read_text())
+
+    def shown(*, alive: bool) -> list[str]:
+        report = NodeReport(node=0, alive=alive, state=node, outcome=None)
+        state = RunStatus(run="night", state="lost", message="", code=137, nodes=(report,))
+        return [line for line in formatting.status_lines(RUN, state) if "notice" in line]
+
+    (line,), (same, unknown) = shown(alive=True), shown(alive=False)
+    assert line == same
+    assert_names(line, "restarted", "$CHAT", "HTTP 403")
+    assert_names(unknown, "hang", "$MAIL", "unknown")

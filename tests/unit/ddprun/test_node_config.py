@@ -9,6 +9,7 @@ import pytest
 
 from ddprun.settings import node_config, options
 from ddprun.system.errors import NodeError
+from ddpwire.run_files import NOTICE_EVENTS
 
 TWO = {
     "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000",
@@ -21,7 +22,8 @@ ALONE = {
     "spares": 0, "spare": None,
     "run_id": "none", "run_dir": None, "checkpoint_dir": None, "resumes": "", "checkpoint_copies": 1,
     "max_restarts": 1000, "numa_binding": None, "hang_timeout_s": 300.0, "grace_s": 30.0, "deadline": None,
-    "stop_signal": 15, "node_setup": (), "node_teardown": (), "setup_timeout_s": 1800.0, "teardown_timeout_s": 0.0,
+    "stop_signal": 15, "node_setup": (), "node_teardown": (), "notify": (),
+    "notify_on": NOTICE_EVENTS, "setup_timeout_s": 1800.0, "teardown_timeout_s": 0.0,
     "join_timeout_s": 30.0, "metrics_host": None,
     "metrics_port": 0, "targets_dir": None, "launcher": "ddprun", "pushgateway": None, "nodes_here": 1,
     "by_hand": True, "lifeline_fd": None, "secret": b"", "local_addr": None, "retries_network": False,
@@ -87,6 +89,7 @@ def read(argv, environ, gpus=0):
             {},
             {"node_setup": ("a", "b"), "node_teardown": ("c",), "teardown_timeout_s": 9.0},
         ),
+        (["--notify", "$A", "--notify-on", "hang,failed"], {}, {"notify": ("$A",), "notify_on": ("hang", "failed")}),
         (["--stop-signal", "USR1", "--setup-timeout", "5"], {}, {"stop_signal": 10, "setup_timeout_s": 5.0}),
         ([], {"PET_SHUTDOWN_TIMEOUT": "5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, {"grace_s": 5.0}),
         (["--shutdown-timeout", "7"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, {"grace_s": 7.0}),

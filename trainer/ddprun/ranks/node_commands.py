@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from signal import SIGKILL
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import BinaryIO, cast
@@ -26,6 +26,53 @@ EXEC_CODE = (
     "import os, sys; sys.path.append(sys.argv[1]); from ddprun.system.processes import die_with_parent; "
     "die_with_parent(int(sys.argv[2])); os.execv(sys.argv[3], sys.argv[3:])"
 )
+
+
+def shell_command(text: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the arguments that run a shell command, in bash if there is one."""
+    return [shutil.which("bash", path=environ.get("PATH")) or "/bin/sh", "-c", text]
+
+
+def run_program(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    deadline: float,
+    *,
+    on_line: Callable[[str], None],
+    on_wait: Callable[[], bool] = lambda: False,
+) -> tuple[str, int]:
+    """Run a program, whose path is absolute, in a session of its own. Return why it failed, or "", and its exit status.
+
+    ``on_line`` gets each line of the output. ``on_wait`` is called while the program runs. The session is killed when
+    it returns True, and at the deadline (of time.monotonic).
+    """
+    began, why = time.monotonic(), ""
+    command = [sys.executable, "-I", "-S", "-c", EXEC_CODE, ROOT, str(os.getpid()), *argv]
+    process = subprocess.Popen(
+        command, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
+    )  # fmt: skip
+    reader = threading.Thread(
+        target=_pass_on, args=(cast(BinaryIO, process.stdout), on_line), name="output", daemon=True
+    )
+    reader.start()
+    while process.poll() is None and not why:
+        time.sleep(POLL_S)
+        if time.monotonic() > deadline:
+            why = f"did not end in time, and was killed after {time.monotonic() - began:.0f} s"
+        elif on_wait():
+            why = "was killed because the run ends"
+    if why:
+        processes.kill_session(process.pid)
+        process.wait()
+    reader.join(1.0)  # a process in the background may keep the pipe open
+    if status := process.returncode:
+        why = why or (f"exited with {status}" if status > 0 else f"was killed by signal {-status}")
+    return why, status
+
+
+def _pass_on(output: BinaryIO, on_line: Callable[[str], None]) -> None:
+    while line := output.readline(MAX_LINE_BYTES):
+        on_line(line.decode(errors="replace").rstrip())
 
 
 class NodeCommands:
@@ -70,33 +117,17 @@ class NodeCommands:
             return f"{key} failed: {text!r} was not started, because no time is left", int(Exit.SCRIPT)
         self._log(f"{key}: {text}")
         self._before = self._before or {*processes.descendants(os.getpid())}
+        began, argv = time.monotonic(), shell_command(text, environ)
         progress = Progress(self._log, f"{key}: {text!r} is running")
-        began, shell = time.monotonic(), shutil.which("bash", path=environ.get("PATH")) or "/bin/sh"
-        argv = [sys.executable, "-I", "-S", "-c", EXEC_CODE, ROOT, str(os.getpid()), shell, "-c", text]
-        process = subprocess.Popen(
-            argv, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
-        )  # fmt: skip
-        reader = threading.Thread(target=self._copy, args=(key, cast(BinaryIO, process.stdout)), name=key, daemon=True)
-        reader.start()
-        how = ""
-        while process.poll() is None and not how:
-            time.sleep(POLL_S)
-            progress.update()
-            if time.monotonic() > deadline:
-                how = f"did not end in time, and was killed after {time.monotonic() - began:.0f} s"
-            elif gives_up():
-                how = "was killed because the run ends"
-        if how:
-            processes.kill_session(process.pid)
-            process.wait()
-        reader.join(1.0)  # a process in the background may keep the pipe open
-        status = process.returncode
-        if not (how or status):
-            self._log(f"{key}: done after {time.monotonic() - began:.1f} s")
-            return "", 0
-        how = how or (f"exited with {status}" if status > 0 else f"was killed by signal {-status}")
-        return f"{key} failed: {text!r} {how}", status if 0 < status < 128 else int(Exit.SCRIPT)
 
-    def _copy(self, key: str, output: BinaryIO) -> None:
-        while line := output.readline(MAX_LINE_BYTES):
-            self._log(f"{key}: {line.decode(errors='replace').rstrip()}")
+        def on_wait() -> bool:
+            progress.update()
+            return gives_up()
+
+        why, status = run_program(
+            argv, environ, deadline, on_line=lambda line: self._log(f"{key}: {line}"), on_wait=on_wait
+        )
+        if why:
+            return f"{key} failed: {text!r} {why}", status if 0 < status < 128 else int(Exit.SCRIPT)
+        self._log(f"{key}: done after {time.monotonic() - began:.1f} s")
+        return "", 0

@@ -27,7 +27,7 @@ from ddprun.system.errors import config_error, node_error
 from ddpwire import kaggle, names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT
-from ddpwire.run_files import open_regular
+from ddpwire.run_files import NOTICE_EVENTS, open_regular
 
 MARGIN_S = 5.0  # how long ddprun runs after its last rank has ended
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
@@ -135,6 +135,8 @@ class NodeConfig:
     stop_signal: int  # asks the ranks to save and end
     node_setup: tuple[str, ...]  # shell commands, see ranks/node_commands.py
     node_teardown: tuple[str, ...]
+    notify: tuple[str, ...]  # see ranks/notices.py
+    notify_on: tuple[str, ...]
     setup_timeout_s: float  # for all commands together
     teardown_timeout_s: float  # 0 without commands
     deadline: Deadline | None  # None if the launcher does not end the run
@@ -269,6 +271,8 @@ def read_config(
         stop_signal=STOP_SIGNALS[_choice("--stop-signal", options.stop_signal, STOP_SIGNALS) or "TERM"],
         node_setup=tuple(options.node_setup or ()),
         node_teardown=tuple(options.node_teardown or ()),
+        notify=tuple(options.notify or ()),
+        notify_on=_events(options.notify_on),
         setup_timeout_s=_seconds("--setup-timeout", options.setup_timeout, 1800.0),
         teardown_timeout_s=teardown_s,
         deadline=read_deadline(options.deadline, environ, grace_s=grace_s, teardown_s=teardown_s, now=now),
@@ -480,6 +484,13 @@ def _choice(flag: str, text: str | None, allowed: Collection[str]) -> Any:
     if text is not None and text not in allowed:
         raise config_error(f"{flag} is {text!r}: expected {', '.join(allowed)}")
     return text
+
+
+def _events(text: str | None) -> tuple[str, ...]:
+    events = NOTICE_EVENTS if text is None else tuple(text.split(","))
+    for event in events:
+        _choice("--notify-on", event, NOTICE_EVENTS)
+    return events
 
 
 def _grace_s(flag: str | None, environ: Mapping[str, str]) -> float:

@@ -71,6 +71,10 @@ OPTIONS = {
     "may be repeated",
     "--node-teardown COMMAND": "a shell command to run on this node after its ranks have ended, whether they failed or "
     "not; may be repeated",
+    "--notify COMMAND": "a shell command, or $NAME: the variable NAME holds an address for the library apprise; node 0 "
+    "runs it, or sends a notice to it, when the run ends or its ranks start again; may be repeated",
+    "--notify-on EVENT,...": "the events to tell: succeeded, failed, restarted, hang, preempted, lost_node (default: "
+    "all)",
     "--setup-timeout S": "seconds for all of --node-setup (default 1800)",
     "--teardown-timeout S": "seconds for all of --node-teardown (default 60)",
     "--deadline S|TIME": "seconds from the start, or an ISO time; the ranks save and stop before it",

@@ -76,9 +76,8 @@ class KaggleOptions(Options):
                 "job.time_limit",
                 f"a time limit of {job.time_limit} is too short: ranks must save 10 minutes before it",
             )
-        others = [
-            key for key in ("node_setup", "node_teardown", "stop_signal") if getattr(job, key) != vars(JobSpec())[key]
-        ]
+        keys = ("node_setup", "node_teardown", "notify", "stop_signal")
+        others = [key for key in keys if getattr(job, key) != vars(JobSpec())[key]]
         yield from ((f"job.{key}", "not supported on Kaggle: use a cell of the rendered notebook") for key in others)
         words = program(job.command)
         if words[0] == "-m" and words[:2] != TRAINER:

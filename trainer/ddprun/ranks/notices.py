@@ -1,0 +1,153 @@
+"""Notices: what became of the run, told to addresses and commands of the user (the job's ``notify``).
+
+The node that decides tells it: node 0, or node 1 if node 0 was lost. A notice is recorded in node.json before it is
+sent, and a recorded notice is never sent again, so that none arrives twice. If ddprun is killed in between, its record
+stays "sending", and nobody can know whether it has arrived.
+"""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddprun.files.node_dir import Journal
+from ddprun.ranks.node_commands import run_program, shell_command
+from ddprun.ranks.rank_environment import node_environment
+from ddprun.ranks.termination import Signals
+from ddprun.settings.node_config import NodeConfig
+from ddprun.system import processes
+from ddprun.system.file_writer import FileWriter
+from ddpwire import names
+from ddpwire.exits import Exit
+from ddpwire.run_files import Notice, NoticeEvent, Outcome
+
+TIMEOUT_S = 20.0  # for one address or command
+RECORD_S = 5.0  # for the disk to answer
+MOST_NOTICES = 50  # that node.json keeps
+RESTARTS: Mapping[str, NoticeEvent] = {"hang": "hang", "node_lost": "lost_node"}  # by the cause of the failure
+# The address is a variable, because every user of the machine can read the arguments of a process. The messages of
+# apprise are turned off, because they may contain the address.
+SEND = f"""\
+import logging, os, sys
+try:
+    import apprise
+except ImportError:
+    sys.exit("apprise is not installed on this node: pip install 'ddpctl[notify]'")
+logging.disable()
+sender = apprise.Apprise()
+if not sender.add(os.environ["{names.NOTICE_ADDRESS}"]):
+    sys.exit("apprise does not know this kind of address")
+if not sender.notify(title=os.environ["{names.NOTICE_TITLE}"], body=os.environ["{names.NOTICE_TEXT}"]):
+    sys.exit("apprise could not deliver it")
+"""
+
+
+class Notices:
+    """Sends the notices of one node. None delays the ranks, or changes how the run ends."""
+
+    def __init__(
+        self, config: NodeConfig, environ: Mapping[str, str], journal: Journal, files: FileWriter, signals: Signals
+    ) -> None:
+        self._config, self._environ, self._signals = config, environ, signals
+        self._journal, self._files = journal, files
+        self._lock = threading.Lock()
+        self._notices: list[Notice] = []
+        self._threads: list[threading.Thread] = []
+
+    def problems(self) -> Iterator[str]:
+        """Yield a line for each address that cannot get a notice."""
+        addresses = [target for target in self._config.notify if target.startswith("$")]
+        if addresses and not importlib.util.find_spec("apprise"):
+            todo = "pip install 'ddpctl[notify]'"
+            yield f"notify: no notice can be sent to {', '.join(addresses)}: apprise is not installed here ({todo})"
+        for address in addresses:
+            if not self._environ.get(address[1:]):
+                yield f"notify: no notice can be sent to {address}: the variable is not set on this node"
+
+    def tell_restart(self, outcome: Outcome) -> None:
+        """Tell that an attempt has failed and all ranks start again."""
+        self.tell(RESTARTS.get(outcome.cause, "restarted"), outcome.message, outcome.attempt)
+
+    def tell_end(self, outcome: Outcome, node: int) -> None:
+        """Tell how the run has ended, if ``node``, which is this one, decides that."""
+        event = None if self._config.check_only else self._end(outcome)
+        if event and _decides(outcome, node, self._config):
+            self.tell(event, outcome.message, outcome.attempt)
+
+    def tell(self, event: NoticeEvent, message: str, attempt: int) -> None:
+        """Send a notice to each address and command, unless the user does not want notices of this event."""
+        if event not in self._config.notify_on:
+            return
+        for target in self._config.notify:
+            with self._lock:
+                number = len(self._notices)
+                self._notices.append(Notice(event=event, attempt=attempt, to=target, state="sending"))
+                self._record()
+            thread = threading.Thread(target=self._send, args=(number, target, message), name="notices", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def finish(self) -> None:
+        """Wait until the last notice has been sent or given up. Kill what the commands have left."""
+        deadline = time.monotonic() + TIMEOUT_S + RECORD_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for pid in processes.descendants(os.getpid()) if self._threads else ():
+            with contextlib.suppress(OSError):  # it has ended
+                if f"\0{names.NOTICE}=".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    processes.kill(pid, signal.SIGKILL)
+
+    def _end(self, outcome: Outcome) -> NoticeEvent | None:
+        if outcome.code == 0:
+            return "succeeded"
+        if outcome.cause != "stopped":
+            return "failed"
+        # Slurm and Kubernetes send the same SIGTERM for a preemption, a time limit and a user's stop.
+        may_be_preempted = self._config.slurm_job or self._config.retries_network or self._signals.stop_reason
+        return "preempted" if may_be_preempted and outcome.code != Exit.INTERRUPTED else None
+
+    def _record(self) -> None:
+        self._journal.update(notices=tuple(self._notices[-MOST_NOTICES:]))
+
+    def _send(self, number: int, target: str, message: str) -> None:
+        self._files.flush(RECORD_S)
+        notice, run = self._notices[number], self._config.run_id
+        text = f"{run}: {notice.event}, attempt {notice.attempt}: {message}"
+        environ = node_environment(self._config, self._environ) | {
+            names.NOTICE: notice.event,
+            names.NOTICE_TEXT: text,
+            names.NOTICE_TITLE: f"{run}: {notice.event}",
+        }
+        argv, last_line = shell_command(target, environ), ""
+        if target.startswith("$"):
+            argv = [sys.executable, "-P", "-c", SEND]
+            environ |= {names.NOTICE_ADDRESS: self._environ.get(target[1:], "")}
+
+        def on_line(line: str) -> None:
+            nonlocal last_line
+            last_line = line
+            self._journal.log(f"notify: {line}")
+
+        try:
+            why, _ = run_program(argv, environ, time.monotonic() + TIMEOUT_S, on_line=on_line)
+        except OSError as error:
+            why = f"cannot start {argv[0]}: {error.strerror}"
+        why = last_line if why and target.startswith("$") and last_line else why
+        with self._lock:
+            self._notices[number] = replace(notice, state="failed" if why else "sent", why=why)
+            self._record()
+        if why:
+            self._journal.log(f"the notice of '{notice.event}' could not be sent to {target}: {why}")
+
+
+def _decides(outcome: Outcome, node: int, config: NodeConfig) -> bool:
+    if outcome.cause == "node_lost" and outcome.node == 0:
+        # With spares, a machine that finds no majority does not know how the run goes on.
+        return node == 1 and not config.spares
+    return node == 0
