@@ -208,8 +208,8 @@ for each in uv "$HOME/.local/bin/uv" "$files/uv-$(uname -m)"; do
   if "$each" export --help 2>/dev/null | grep -q pylock.toml; then uv=$each; break; fi # not if it is too old
 done
 """
-# In the folder of the files: prints the type of machine and the path of uv, and then each file.
-_SURVEY = f'files=$PWD\n{_FIND_UV}echo "$(uname -m) $uv"\nfind . -type f -printf "%s %P\\n"\n'
+# In the folder of the files: prints the type of machine and whether there is a uv, and then each file.
+_SURVEY = f'files=$PWD\n{_FIND_UV}echo "$(uname -m) ${{uv##*/}}"\nfind . -type f -printf "%s %P\\n"\n'
 # A file that is in use is replaced, not written.
 _RECEIVE = """\
 new=$(mktemp -d in.XXXXXX) && trap 'rm -rf "$new"' EXIT && tar --extract --verbose --no-same-owner --directory="$new" &&

@@ -1,19 +1,25 @@
 """Environments from a lock: what their key depends on, which locks are refused, and what a host is sent."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
+from tests.unit.ddpctl.answers import Answer, matching, only, perform
+from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, HOSTS, PLAN, START, facts
 
 from ddpctl import targets
-from ddpctl.command import UNREACHED, Host, Output
-from ddpctl.errors import ConfigError, FileError
+from ddpctl.command import UNREACHED, Command, Host, Output
+from ddpctl.errors import ConfigError, FileError, NotStartedError
 from ddpctl.files import environments
 from ddpctl.files.environments import Recipe, read_lock
 from ddpctl.job import config
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.target import SlurmTarget
 from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.target import SshTarget
 
 UV_LOCK = 'version = 1\nrequires-python = ">=3.12"\n\n[[package]]\nname = "torch"\nversion = "2.10.0"\n'
 OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
@@ -140,3 +146,66 @@ def test_a_lock_that_uv_refuses_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         made(recipe, "x86_64 uv\n", code=78)
     assert_names(error.value, recipe.lock)
+
+
+# The launches
+
+RECORD = {"lock": "requirements.txt 0123", "python": "3.11.2", "torch": "2.10.0", "packages": "16 (4567)"}
+INSTALLS = "pip install"
+
+
+def answers_of(recipe: Recipe, more: dict[str, Answer]) -> dict[str, Answer]:
+    ((own, size),) = recipe.sizes.items()
+    survey = Output(returncode=0, stdout=f"x86_64 uv\n{size} {own}\n")
+    return {
+        "ddpctl.files.environments": Output(returncode=0, stdout=json.dumps(asdict(recipe))),
+        "-printf": survey,
+        **more,
+    }
+
+
+def test_an_ssh_launch_makes_the_environment_on_the_hosts_that_lack_it(tmp_path: Path) -> None:
+    recipe, asked = read_lock(lock(tmp_path), None, b"wheel"), list[Command]()
+    target = SshTarget(SshOptions(hosts=HOSTS, runtime="none", environment=recipe.lock))
+
+    def look(command: Command) -> Output:
+        if str(command.host) == "box2" and not matching(asked, INSTALLS):
+            return facts(2, engine=None, engine_error="not found")
+        return facts(environment=json.dumps(RECORD))
+
+    answers = answers_of(recipe, {FACTS: look, **ANSWERS})
+    _, options = perform(target.resolve(), answers)
+    assert options.python == recipe.resolve(options, "~/.ddpctl/environments").python
+    plan = replace(PLAN, job=replace(PLAN.job, device="cpu", mounts=()))
+    _, submission = perform(target.submit(plan, attached=True), answers, asked)
+    assert [str(command.host) for command in matching(asked, INSTALLS)] == ["box2"]
+    assert [str(command.host) for command in asked if FACTS in (command.stdin or "")] == ["box1", "box2", "box2"]
+    assert submission.handle["environment"] == RECORD
+    assert all(options.python[2:] in (command.stdin or "") for command in matching(asked, START))
+
+
+def test_a_host_without_its_environment_is_not_ready(tmp_path: Path) -> None:
+    recipe = read_lock(lock(tmp_path), None, b"wheel")
+    target = SshTarget(SshOptions(hosts=HOSTS, runtime="none", environment=recipe.lock))
+    missing = facts(engine=None, engine_error="not found")
+    answers = answers_of(recipe, {FACTS: missing, **ANSWERS})
+    perform(target.resolve(), answers)
+    with pytest.raises(NotStartedError) as error:
+        perform(target.submit(PLAN, attached=True), answers)
+    assert {check for wrong in error.value.reason.fields["machines"].values() for check, _ in wrong} >= {"environment"}
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["missing", "there"])
+def test_a_slurm_job_runs_in_the_environment_beside_its_runs(tmp_path: Path, is_there: bool) -> None:
+    recipe, asked = read_lock(lock(tmp_path), None, b"wheel"), list[Command]()
+
+    def record(_: Command) -> Output:
+        return Output(returncode=0, stdout=json.dumps(RECORD) if is_there or matching(asked, INSTALLS) else "")
+
+    sent = {"sys.prefix": record, "--parsable": Output(returncode=0, stdout="7\n")}
+    target = SlurmTarget(SlurmOptions(environment=recipe.lock), {})
+    _, submission = perform(target.submit(PLAN, attached=True), answers_of(recipe, sent), asked)
+    assert len(matching(asked, INSTALLS)) == (not is_there)
+    assert submission.handle["environment"] == RECORD
+    python = recipe.resolve(SlurmOptions(), "/s/.environments").python
+    assert f"exec {python} -P -m ddprun.batch" in str(only(asked, "/s/night/job.sh\n").stdin)
