@@ -108,12 +108,13 @@ class SlurmTarget(Target):
         recipe = yield from environments.read_recipe(self.options)
         self.options = recipe.resolve(self.options, folder)
         python = shlex.quote(str(self.options.python))
-        check = Command(argv=("sh",), stdin=environments.record_text(python), host=self._host, probe=True)
+        text = environments.record_text(python)
+        check = Command(argv=("sh",), stdin=text, host=self._host, probe=True)
         (state,) = yield (check,)
         if not state.stdout.strip():
             yield from environments.make([self._host], str(self.options.python), recipe)
-        use = environments.use_text(python, shlex.quote(plan.folder)) + check.stdin
-        (state,) = yield (replace(check, stdin=use, probe=False, placeholder='"<versions>"'),)
+        use = environments.use_text(python, shlex.quote(plan.folder))
+        (state,) = yield (replace(check, stdin=use + text, probe=False, placeholder='"<versions>"'),)
         if not (record := environments.recorded(state.stdout)):
             raise UnavailableError("the environment was not made: see the lines above")
         self._environment = record
