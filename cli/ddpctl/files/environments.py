@@ -25,7 +25,7 @@ from pathlib import Path, PurePath
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from ddpctl.command import NOT_FOUND, SHELL, Command, FilePart, Host, Transfer, Verb, path_word
+from ddpctl.command import NOT_FOUND, SHELL, UNREACHED, Command, FilePart, Host, Transfer, Verb, path_word
 from ddpctl.errors import CannotWriteError, ConfigError
 from ddpctl.files.own_wheel import wheel
 from ddpctl.text import one_line
@@ -76,7 +76,7 @@ def read_lock(path: Path, wheelhouse: Path | None, own: bytes = b"") -> Recipe:
     text = path.read_text()
     texts = {path.name: text} | {name: (path.parent / name).read_text() for name in LOCKS[path.name][:1]}
     texts |= {name: file.read_text() for name in LOCKS[path.name][1:] if (file := path.parent / name).is_file()}
-    if not re.search(r'(?m)^(name = "torch"|torch\b)', text):
+    if not re.search(r'(?m)^(name = "torch"$|torch *[=@[])', text):
         raise ValueError("torch is not in it")
     wheels = sorted(wheelhouse.glob("*.whl")) if wheelhouse else []
     if wheelhouse and not wheels:
@@ -173,12 +173,13 @@ def make(hosts: Sequence[Host | None], python: str, recipe: Recipe) -> Verb[None
     say = f"environment: installing {recipe.name} on {', '.join(str(host or 'this machine') for host in hosts)}"
     files = f"{PurePath(python).parent.parent}/files"
     enter = f"mkdir -p {path_word(files)}; cd {path_word(files)} || exit\n"
-    commands = (Command(argv=SHELL, stdin=enter + _SURVEY, host=host, timeout_s=ASK_S, say=say) for host in hosts)
-    answers = yield tuple(replace(command, placeholder="x86_64 none\n") for command in commands)
-    surveys = {host: text.split("\n") for host, answer in zip(hosts, answers, strict=True) if (text := answer.stdout)}
-    for machine, uv in sorted({(first.split()[0], first.split()[1]) for first, *_ in surveys.values()}):
-        at = [host for host, (first, *_) in surveys.items() if first == f"{machine} {uv}"]
-        lacking = {name for name, size in recipe.sizes.items() for host in at if f"{size} {name}" not in surveys[host]}
+    ask = Command(argv=SHELL, stdin=enter + _SURVEY, timeout_s=ASK_S, say=say, placeholder="machine x86_64 none\n")
+    answers = dict(zip(hosts, (yield tuple(replace(ask, host=host) for host in hosts)), strict=True))
+    kinds = {host: re.search(r"(?m)^machine (\S+) (\S+)$", answer.stdout) for host, answer in answers.items()}
+    for machine, uv in sorted({(kind[1], kind[2]) for kind in kinds.values() if kind}):
+        at = [host for host, kind in kinds.items() if kind and (kind[1], kind[2]) == (machine, uv)]
+        there = {host: answers[host].stdout.splitlines() for host in at}
+        lacking = {name for name, size in recipe.sizes.items() for host in at if f"{size} {name}" not in there[host]}
         if uv == "none":
             (done,) = yield (Command(argv=("sh", "-c", _FETCH, sys.executable, machine), timeout_s=FETCH_S, say=say),)
             done.check("environment: uv is not on the hosts, and its wheel cannot be fetched here")
@@ -196,7 +197,8 @@ def make(hosts: Sequence[Host | None], python: str, recipe: Recipe) -> Verb[None
             yield (Command(argv=("rm", "-f", path), say=say),)
     made = yield tuple(
         Command(argv=SHELL, stdin=install_text(host, python, recipe), host=host, mode="stream", timeout_s=None, say=say)
-        for host in surveys
+        for host, answer in answers.items()
+        if answer.returncode != UNREACHED
     )
     if any(output.returncode == Exit.CONFIG for output in made):
         raise ConfigError(f"environment: {recipe.lock} cannot be used: see the lines above")
@@ -209,7 +211,7 @@ for each in uv "$HOME/.local/bin/uv" "$files/uv-$(uname -m)"; do
 done
 """
 # In the folder of the files: prints the type of machine and whether there is a uv, and then each file.
-_SURVEY = f'files=$PWD\n{_FIND_UV}echo "$(uname -m) ${{uv##*/}}"\nfind . -type f -printf "%s %P\\n"\n'
+_SURVEY = f'files=$PWD\n{_FIND_UV}echo "machine $(uname -m) ${{uv##*/}}"\nfind . -type f -printf "%s %P\\n"\n'
 # A file that is in use is replaced, not written.
 _RECEIVE = """\
 new=$(mktemp -d in.XXXXXX) && trap 'rm -rf "$new"' EXIT && tar --extract --verbose --no-same-owner --directory="$new" &&

@@ -135,16 +135,22 @@ def made(recipe: Recipe, survey: str, *, code: int = 0) -> list[str]:
 def test_a_host_gets_only_the_files_that_it_lacks(tmp_path: Path) -> None:
     recipe = read_lock(lock(tmp_path), None, b"wheel")
     ((own, size),) = recipe.sizes.items()
-    assert made(recipe, f"x86_64 uv\n{size} {own}\n") == ["stream"]
-    assert made(recipe, f"x86_64 uv\n{size - 1} {own}\n") == [own, "capture", "capture", "stream"]
-    assert made(recipe, f"aarch64 none\n{size} {own}\n") == ["fetch", "uv-aarch64", "capture", "capture", "stream"]
+    assert made(recipe, f"machine x86_64 uv\n{size} {own}\n") == ["stream"]
+    assert made(recipe, f"machine x86_64 uv\n{size - 1} {own}\n") == [own, "capture", "capture", "stream"]
+    assert made(recipe, f"machine aarch64 none\n{size} {own}\n") == [
+        "fetch",
+        "uv-aarch64",
+        "capture",
+        "capture",
+        "stream",
+    ]
 
 
 def test_a_lock_that_uv_refuses_is_a_config_error(tmp_path: Path) -> None:
     recipe = read_lock(lock(tmp_path), None, b"wheel")
-    assert made(recipe, "x86_64 uv\n", code=69)
+    assert made(recipe, "machine x86_64 uv\n", code=69)
     with pytest.raises(ConfigError) as error:
-        made(recipe, "x86_64 uv\n", code=78)
+        made(recipe, "machine x86_64 uv\n", code=78)
     assert_names(error.value, recipe.lock)
 
 
@@ -156,7 +162,7 @@ INSTALLS = "pip install"
 
 def answers_of(recipe: Recipe, more: dict[str, Answer]) -> dict[str, Answer]:
     ((own, size),) = recipe.sizes.items()
-    survey = Output(returncode=0, stdout=f"x86_64 uv\n{size} {own}\n")
+    survey = Output(returncode=0, stdout=f"machine x86_64 uv\n{size} {own}\n")
     return {
         "ddpctl.files.environments": Output(returncode=0, stdout=json.dumps(asdict(recipe))),
         "-printf": survey,
