@@ -31,7 +31,7 @@ import psutil
 READ_AT_START = ("PYTHON", "OMP_", "LD_", "TORCH")
 FORKABLE = {"stdin", "stdout", "stderr", "cwd", "text"}  # options of Popen
 # What the process has imported whose forks are these programs, or all others.
-SMALL = ("ddprun.nodectl", "ddpctl.files.own_wheel", "ddpctl.targets.kubernetes.files")
+SMALL = ("ddprun.nodectl",)
 LARGE = (
     *("torch.distributed", "torch.nn.parallel", "torch.utils.data", "torch._dynamo"),
     "torch.distributed.elastic.agent.server.local_elastic_agent",

@@ -7,8 +7,9 @@ outputs in the same order, and finally returns its result. The module ``executor
 import re
 import shlex
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ddpctl.environment import READER, UNSET
@@ -77,6 +78,8 @@ class Command:
     """A process to run."""
 
     argv: tuple[str, ...]
+    # A function of this process to call instead of a program. It reads or writes files of this machine.
+    call: Callable[[], Any] | None = None
     host: Host | None = None  # None: this machine. On another machine, the mode is capture, stream, hold or tty
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables, in addition to those of ddpctl
     cwd: str | None = None
@@ -112,6 +115,7 @@ class Output:
     returncode: int
     stdout: str = ""
     stderr: str = ""
+    value: Any = None  # what ``Command.call`` has returned
     at: float = field(default_factory=time.time, compare=False)  # when it arrived, in seconds since the epoch
 
     def last_line(self, otherwise: str = "") -> str:
@@ -137,6 +141,11 @@ Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 def sh(host: Host, text: str, *, timeout_s: float | None = 30.0, **rest: Any) -> Command:
     """Return the command that runs a script on a host."""
     return Command(argv=SHELL, stdin=text, host=host, timeout_s=timeout_s, **rest)
+
+
+def call(function: Callable[..., Any], *args: Any, **rest: Any) -> Command:
+    """Return the command that calls a function of this process."""
+    return Command(argv=(f"{function.__module__}.{function.__qualname__}",), call=partial(function, *args), **rest)
 
 
 def once(command: Command) -> Verb[Output]:

@@ -63,18 +63,6 @@ class CannotWriteError(DdpctlError):
     code = Exit.CANNOT_WRITE
 
 
-class NotStartedError(DdpctlError):
-    """A launch failed, and no process is left on any machine. A target's ``submit`` raises this error.
-
-    The exit code of ``reason`` is also the exit code of this error.
-    """
-
-    def __init__(self, reason: DdpctlError) -> None:
-        super().__init__(reason.message, hint=reason.hint, **reason.fields)
-        self.code, self.prefix = reason.code, reason.prefix
-        self.reason = reason
-
-
 @contextmanager
 def writing(path: object, what: str = "write") -> Iterator[None]:
     """Convert an OSError in the ``with`` block to a CannotWriteError. ``what`` is the verb of its message."""

@@ -61,6 +61,12 @@ def either(words: tuple[str, ...], joint: str = "or") -> str:
     return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others: ``a, b and 3 more``."""
+    others = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(one_line, names[:most])) + others
+
+
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
     """Return an error message, such as ``'nodse' is not a key of a job; did you mean 'nodes'?``.
 

@@ -16,6 +16,7 @@ from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fin
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import ConfigError
 from ddpctl.execution.executor import Executor
+from ddpctl.execution.remote import PROBE_S
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.project import sync
@@ -87,6 +88,17 @@ def test_each_command_gets_its_own_output_exit_code_and_timeout(lab: Lab, capfd:
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == sorted(f"a{name}{i}" for name in "xyz" for i in "123")
     assert said.err == "e\ne\ne\n"
+
+
+def test_commands_wait_for_a_session_of_an_sshd_that_allows_one_at_a_time(lab: Lab) -> None:
+    """A command that is silent for so long that its host is checked is not lost, although the check gets no session."""
+    here = lab.boxes[0]
+    with (here.folder / "sshd_config").open("a") as config:
+        config.write("MaxSessions 1\n")
+    here.start()
+    scripts = [f"sleep {PROBE_S + 0.5 if n == 0 else 0}; echo {n}" for n in range(6)]
+    outputs = lab.run(*(Command(argv=("/bin/sh",), stdin=text, host=lab.host()) for text in scripts))
+    assert outputs == tuple(Output(returncode=0, stdout=f"{n}\n") for n in range(6))
 
 
 def test_a_bar_and_a_prompt_of_a_lone_node_come_at_once(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:

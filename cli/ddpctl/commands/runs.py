@@ -125,7 +125,7 @@ def logs(
             (state,) = launcher.status(context, (record,))
             if not asked and not (timestamps and (state.outcome or any(node.state for node in state.nodes))):
                 raise _no_log(record, state) from None
-            error = no_such_log(record, yet=not state.ended and bool(query.places(record)))
+            error = no_such_log(record, yet=not state.ended and bool(query.files(record)))
         hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:

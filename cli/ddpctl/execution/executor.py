@@ -21,11 +21,12 @@ from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, remote_line, shell_line
 from ddpctl.environment import tool_environment
-from ddpctl.errors import CannotWriteError, UnavailableError, writing
-from ddpctl.execution.remote import Remote, batches, write_bytes
+from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, writing
+from ddpctl.execution.remote import Remote, write_bytes
 from ddpctl.execution.transfers import Display, move, text_file
 from ddpctl.text import plain
 from ddpwire import names
+from ddpwire.exits import Exit
 
 _MAX_PARALLEL = 64
 _CHUNK = 1 << 16
@@ -154,21 +155,17 @@ class Executor:
             self._remote.prepare(streams)
         display = Display([command.transfer for command in commands if command.transfer])
         numbers, before = count(), frozenset(self._children)
-        groups = batches(commands)
-        pool = ThreadPoolExecutor(min(len(groups), _MAX_PARALLEL))
+        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
         futures = [
-            pool.submit(self._move, batch.command, batch.command.transfer, display, next(numbers))
-            if batch.command.transfer
-            else pool.submit(self._run, batch.command, None)
-            for batch in groups
+            pool.submit(self._move, command, command.transfer, display, next(numbers))
+            if command.transfer
+            else pool.submit(self._run, command, None)
+            for command in commands
         ]
         try:
             while True:
                 try:
-                    outputs: dict[int, Output] = {}
-                    for batch, future in zip(groups, futures, strict=True):
-                        outputs |= batch.split(future.result())
-                    return tuple(outputs[index] for index in range(len(commands)))
+                    return tuple(future.result() for future in futures)
                 except KeyboardInterrupt as error:
                     if on_interrupt is None or not streams:
                         raise
@@ -203,6 +200,8 @@ class Executor:
             perform = {"capture": remote.capture, "stream": remote.stream, "hold": remote.hold, "tty": remote.hand_over}
             return perform[command.mode](command)
         try:
+            if command.call:
+                return _call(command.call)
             if command.mode == "background":
                 return self._start(command)
             if command.mode == "stream":
@@ -335,6 +334,16 @@ def _drive(verb: Verb[T], run: Callable[[tuple[Command, ...]], tuple[Output, ...
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def _call(function: Callable[[], Any]) -> Output:
+    try:
+        return Output(returncode=Exit.OK, value=function())
+    except DdpctlError as error:
+        return Output(returncode=error.code, stderr=str(error))
+    except OSError as error:
+        path = error.filename2 or error.filename
+        return Output(returncode=Exit.CANNOT_WRITE, stderr=f"{path}: {error.strerror}")
 
 
 def _messages(commands: tuple[Command, ...]) -> str:

@@ -4,23 +4,20 @@ The loss of a host is detected within LOST_S seconds, even behind a jump host.
 """
 
 import select
-import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-from uuid import uuid4
 
-from ddpctl.command import SHELL, TIMED_OUT, UNREACHED, Command, Host, Output, remote_line
+from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, remote_line
 from ddpwire.merged_output import MergedOutput
 
 if TYPE_CHECKING:
     from fabric import Connection
-    from paramiko import Channel
+    from paramiko import Channel, Transport
 
     from ddpctl.execution.ssh import Connector
 
@@ -28,53 +25,8 @@ if TYPE_CHECKING:
 PROBE_S = 3.0  # how often a silent host is checked
 LOST_S = 8.0
 _CHUNK = 1 << 16
-_SESSIONS = 8  # simultaneous sessions of a connection; sshd allows 10 by default (MaxSessions)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Several commands that run one after the other in one SSH session."""
-
-    command: Command  # runs all of them; its time limit is the sum of their time limits
-    indices: list[int]  # of the commands
-    mark: str = ""  # a random text that separates the outputs of the commands
-
-    def split(self, output: Output) -> dict[int, Output]:
-        """Return the output of each command by its index. A command that did not run gets the session's error."""
-        if not self.mark:
-            return {self.indices[0]: output}
-        texts, errors = output.stdout.split(self.mark), output.stderr.split(self.mark)
-        parts = zip(self.indices, texts[::2], texts[1::2], errors, strict=False)
-        done = {index: Output(returncode=int(code), stdout=out, stderr=error) for index, out, code, error in parts}
-        return dict.fromkeys(self.indices, replace(output, stdout="", stderr=errors[-1])) | done
-
-
-def batches(commands: Sequence[Command]) -> list[Batch]:
-    """Group the commands into sessions.
-
-    On each host, the scripts whose output is captured share at most ``_SESSIONS`` sessions. Each other command has its
-    own session.
-    """
-    groups: dict[Host | int, list[int]] = {}
-    for index, command in enumerate(commands):
-        shared = command.host if command.argv == SHELL and command.mode == "capture" and command.stdin else None
-        groups.setdefault(shared or index, []).append(index)
-    every = [group[first::_SESSIONS] for group in groups.values() for first in range(min(len(group), _SESSIONS))]
-    return [_batch([commands[index] for index in indices], indices) for indices in every]
-
-
-def _batch(commands: list[Command], indices: list[int]) -> Batch:
-    first, *others = commands
-    if not others:
-        return Batch(command=first, indices=indices)
-    mark, limits = uuid4().hex, [command.timeout_s for command in commands if command.timeout_s is not None]
-    text = "".join(
-        f"printf %s {shlex.quote(command.stdin or '')} | /bin/sh; printf '{mark}%s{mark}' $?; printf {mark} >&2\n"
-        for command in commands
-    )
-    limit_s = sum(limits) if len(limits) == len(commands) else None
-    command = replace(first, stdin=text, timeout_s=limit_s, secret=any(command.secret for command in commands))
-    return Batch(command=command, indices=indices, mark=mark)
+SESSION_S = 60.0  # how long no session may end while another one waits for its turn
+_SESSION_POLL_S = 0.05
 
 
 class Remote:
@@ -87,6 +39,7 @@ class Remote:
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
         self._held: list[Channel] = []
+        self._ended_at: dict[Host, float] = {}  # when the last session of a host ended
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
@@ -164,9 +117,8 @@ class Remote:
             connection.close()
 
     def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
-        deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
-
         def wait(channel: "Channel") -> Output:
+            deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
             channel.shutdown_write()
             return Output(returncode=_pump(channel, deadline, out, err))
 
@@ -197,20 +149,31 @@ class Remote:
         finally:
             if channel not in self._held:
                 channel.close()
+                self._ended_at[_host(command)] = time.monotonic()
 
     def _channel(self, host: Host) -> "Channel":
-        """Open a channel. If the existing connection is broken, connect again once."""
+        """Open a session. If the existing connection is broken, connect again once.
+
+        If the sshd refuses the session, wait for the end of another one: by default, it allows 10 (MaxSessions).
+        """
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.execution.ssh import NoConnectionError
 
-        for _ in range(2):
+        connections, started, is_new = self._connections, time.monotonic(), False
+        while connections is self._connections:  # otherwise they were closed
             try:
-                return self._connect(host).transport.open_session(timeout=LOST_S)
+                if channel := _open_session(self._connect(host).transport, LOST_S):
+                    return channel
+                if time.monotonic() - max(started, self._ended_at.get(host, 0.0)) > SESSION_S:
+                    raise NoConnectionError(f"its sshd has allowed no further session for {SESSION_S:g} s")
+                time.sleep(_SESSION_POLL_S)
             except (SSHException, OSError, EOFError) as error:
-                why = str(error) or type(error).__name__
                 self._forget(host)
-        raise NoConnectionError(f"the connection was lost ({why})")
+                if is_new:
+                    raise NoConnectionError(f"the connection was lost ({str(error) or type(error).__name__})") from None
+                is_new = True
+        raise NoConnectionError("the connection was closed")
 
     def _connect(self, host: Host) -> "Connection":
         with self._lock:
@@ -233,6 +196,19 @@ def _host(command: Command) -> Host:
     return command.host
 
 
+def _open_session(transport: "Transport", timeout_s: float) -> "Channel | None":
+    """Open a session. Return None if the sshd refuses it. Raises SSHException, OSError and EOFError."""
+    from paramiko.ssh_exception import SSHException
+
+    asked = time.monotonic()
+    try:
+        return transport.open_session(timeout=timeout_s)
+    except SSHException:  # its type does not matter: paramiko mixes up the errors of parallel requests
+        if transport.is_active() and time.monotonic() - asked < timeout_s:
+            return None
+        raise
+
+
 def _pump(
     channel: "Channel", deadline: float | None, out: Callable[[bytes], None], err: Callable[[bytes], None]
 ) -> int:
@@ -253,8 +229,9 @@ def _pump(
             if channel.exit_status < 0:
                 raise EOFError
             return int(channel.exit_status)
-        if now - heard > PROBE_S:
-            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises if the host does not answer
+        if now - heard > PROBE_S:  # the next line raises an error if the host does not answer
+            if session := _open_session(channel.get_transport(), LOST_S - PROBE_S):
+                session.close()
             heard = now
         select.select([channel], [], [], PROBE_S if deadline is None else min(PROBE_S, max(0.0, deadline - now)))
         if channel.eof_received:

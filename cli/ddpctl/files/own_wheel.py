@@ -1,9 +1,8 @@
-"""Packs the installed ddpctl as a wheel and prints it as text, for machines without a network.
+"""Packs the installed ddpctl as a wheel and as text, for machines without a network.
 
-This is a separate program (``python -m ddpctl.files.own_wheel``). The wheel declares no dependencies, because the other
-machine cannot download any. The same installed files always give the same output. The output must fit in a notebook,
-which may have at most 1 MB. Therefore, the complete wheel is compressed with LZMA, and then encoded in base85. LZMA
-reduces the wheel to about 500 kB (630 kB as text).
+The wheel declares no dependencies, because the other machine cannot download any. The same installed files always give
+the same text. The text must fit in a notebook, which may have at most 1 MB. Therefore, the complete wheel is compressed
+with LZMA, and then encoded in base85. LZMA reduces the wheel to about 500 kB (630 kB as text).
 """
 
 import base64
@@ -11,10 +10,11 @@ import hashlib
 import importlib.util
 import io
 import lzma
-import sys
 import zipfile
+from functools import cache
 from pathlib import Path
 
+from ddpctl.errors import UnavailableError
 from ddpwire.version import __version__
 
 PACKAGES = ("ddpctl", "ddpwire", "ddprank", "ddprun", "ddptrain", "ddpcheck")
@@ -26,19 +26,20 @@ ddptrain = ddptrain.__main__:main
 """
 
 
-def main() -> None:
-    """Print the wheel, encoded in base85, on one line."""
-    print(base64.b85encode(lzma.compress(wheel(), preset=9)).decode())
+@cache
+def wheel_text() -> str:
+    """Return the wheel, compressed and encoded in base85. Raises UnavailableError, OSError."""
+    return base64.b85encode(lzma.compress(wheel(), preset=9)).decode()
 
 
 def wheel() -> bytes:
-    """Return the wheel as bytes (PEP 427)."""
+    """Return the wheel as bytes (PEP 427). Raises UnavailableError, OSError."""
     about = f"ddpctl-{__version__}.dist-info"
     files: dict[str, bytes] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
-            sys.exit(f"the package {package}, a part of ddpctl, is not installed here")
+            raise UnavailableError(f"the package {package}, a part of ddpctl, is not installed here")
         top = Path(spec.submodule_search_locations[0])
         paths = sorted(path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         files |= {f"{package}/{path.relative_to(top)}": path.read_bytes() for path in paths}
@@ -57,7 +58,3 @@ def wheel() -> bytes:
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, data)
     return buffer.getvalue()
-
-
-if __name__ == "__main__":
-    main()

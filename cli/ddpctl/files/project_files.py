@@ -9,8 +9,9 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Sequence
 from typing import Any
+
+from ddpctl.text import some
 
 IGNORE = ".ddpignore"
 MAX_BYTES = 200_000_000  # of a project that is copied
@@ -73,20 +74,9 @@ def look(names: str) -> dict[str, Any]:
         else:
             (repositories if name.endswith("/") else odd).append(name)
     by_ignore = [name for name in dict.fromkeys(known) if name in dropped]
-    left_out = [*_some(ignored, "ignored"), *_some(by_ignore, IGNORE), *_some(odd, "no file")]
-    left_out += _some(repositories, "a repository of its own")
+    reasons = {"ignored": ignored, IGNORE: by_ignore, "no file": odd, "a repository of its own": repositories}
+    left_out = [f"{some(skipped, _NAMED)} ({why})" for why, skipped in reasons.items() if skipped]
     return {"files": files, "sizes": sizes, "left_out": left_out, "rsync": rsync.startswith(RSYNC), "zstd": bool(zstd)}
-
-
-def _some(names: Sequence[str], why: str) -> list[str]:
-    """Return a line with the first names, the number of other names, and the reason.
-
-    Return no line if ``names`` is empty.
-    """
-    if not names:
-        return []
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return [f"{', '.join(names[:_NAMED])}{more} ({why})"]
 
 
 if __name__ == "__main__":

@@ -1,30 +1,27 @@
 """Fetches the files that a run has written (checkpoints, logs, weights), for all targets.
 
 Each place (a host or a pod) lists its files, and sends the missing files in one stream, with their SHA-256. An
-interrupted transfer continues where it stopped. A file gets its final name only if its checksum is right. The program
-``python -m ddpctl.files.pull FOLDER`` reads and writes the files on this machine.
+interrupted transfer continues where it stopped. A file gets its final name only if its checksum is right.
 """
 
 import json
 import os
 import re
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddpctl.command import Command, FilePart, Transfer, Verb
+from ddpctl.command import Command, FilePart, Transfer, Verb, call
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.files.images import human_size
 from ddpctl.text import one_line
-from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, LOCK, STORE_SECRET, publish_part
 
 TRIES = 4  # a lost connection is opened again, and the transfer is resumed
 MAX_NAMED = 3  # files in a message
-LIST_S, HERE_S = 120.0, 3600.0
+LIST_S = 120.0
 STALL_S = 900.0  # the other end reads a large file again for its checksum
 # Patterns of find -path: files in a run's folder that ddpctl has sent there, or that only running processes use.
 _SKIPPED = (
@@ -100,7 +97,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
     problem = ""
     for _ in range(TRIES):
         files, silent, links = yield from _list(places)
-        here = yield from _here(into, {"survey": sorted(files)}, say=links)
+        here = yield from _here(survey, into, sorted(files), say=links)
         wanted = [
             file
             for path, file in files.items()
@@ -198,7 +195,7 @@ def _fetch(
     for share, output in zip(shares, outputs, strict=True):
         sums = _SUM.findall(output.stderr)
         finished += [[file.path, file.modified, digest] for file, digest in zip(share, sums, strict=False)]
-    done = yield from _here(into, {"finish": finished})
+    done = yield from _here(finish, into, finished)
     problems = [
         f"{places[share[0].place].name}: {one_line(output.last_line())}"
         for share, output in zip(shares, outputs, strict=True)
@@ -212,19 +209,19 @@ def _part(into: str, path: str) -> str:
     return str(Path(into, path).with_name(f".{Path(path).name}.part"))
 
 
-def _here(into: str, asked: Mapping[str, Any], *, say: str = "") -> Verb[dict[str, Any]]:
-    argv = (sys.executable, "-P", "-m", "ddpctl.files.pull", into)
-    (done,) = yield (Command(argv=argv, stdin=json.dumps(asked), timeout_s=HERE_S, say=say),)
+def _here(function: Callable[..., Any], into: str, asked: Sequence[Any], *, say: str = "") -> Verb[dict[str, Any]]:
+    (done,) = yield (call(function, Path(into), asked, say=say),)
     done.check(f"cannot pull into {into}", CannotWriteError)
-    listing: dict[str, Any] = json.loads(done.stdout)
+    listing: dict[str, Any] = done.value
     return listing
 
 
-# The program
-
-
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """Return which files in ``paths`` are complete and which are partial, and which checkpoint is the best."""
+    """Return which files in ``paths`` are complete and which are partial, and which checkpoint is the best.
+
+    Create the folder ``into``. Raises OSError.
+    """
+    into.mkdir(parents=True, exist_ok=True)
     files = {path: [status.st_size, int(status.st_mtime)] for path in paths if (status := _stat(into / path))}
     parts = {path: status.st_size for path in paths if (status := _stat(Path(_part(str(into), path))))}
     accuracy = {path: _accuracy(into / path) for path in paths if _WEIGHTS.fullmatch(path)}
@@ -256,19 +253,3 @@ def finish(into: Path, files: Sequence[tuple[str, int, str]]) -> dict[str, Any]:
         is_whole = publish_part(Path(_part(str(into), path)), into / path, expected, modified * 10**9)
         (whole if is_whole else wrong).append(path)
     return {"whole": whole, "wrong": wrong}
-
-
-def main() -> int:
-    """Run the program."""
-    asked, into = json.load(sys.stdin), Path(sys.argv[1])
-    try:
-        into.mkdir(parents=True, exist_ok=True)
-        print(json.dumps(survey(into, asked["survey"]) if "survey" in asked else finish(into, asked["finish"])))
-    except OSError as error:
-        print(f"{error.filename2 or error.filename}: {error.strerror}", file=sys.stderr)
-        return Exit.CANNOT_WRITE
-    return Exit.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())

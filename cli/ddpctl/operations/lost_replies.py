@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddpctl.errors import CannotWriteError, DdpctlError, NotStartedError, UnavailableError
+from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError
 from ddpctl.execution.executor import Executor
 from ddpctl.runs import run_store
 from ddpctl.runs.run_store import Run
@@ -31,27 +31,23 @@ def settle(
     UnavailableError if it is unknown whether something exists.
     """
     executor.kill_started()
-    if isinstance(error, NotStartedError):
-        run_store.discard(Path(run.folder))
-        raise error.reason from None
     fields = error.fields if isinstance(error, DdpctlError) else {"submission": None}
-    is_lost = executor.may_have_started and not run.handle and "submission" in fields
-    submission, lookup, gone = fields.get("submission"), Lookup(state="absent"), False
+    lookup, gone = Lookup(state="absent"), not executor.may_have_started or "is_undone" in fields
     try:
-        if is_lost:
+        if "submission" in fields and not gone and not run.handle:
             emit(f"{error or 'interrupted'}: looking for run '{run.name}', which may have been started")
             lookup = _locate(executor, target, run, emit)
+            submission = fields["submission"]
             if isinstance(submission, Submission) and lookup.state == "exists" and lookup.is_whole:
                 return replace(submission, handle={**lookup.handle, **submission.handle})
         run = replace(run, handle=run.handle or lookup.handle)
-        gone = executor.perform(target.stop(run, signal="KILL"))
+        gone = gone or executor.perform(target.stop(run, signal="KILL"))
         if not lookup.is_whole:  # another node may have started since
             lookup = _locate(executor, target, run, emit)
             gone = executor.perform(target.stop(run, signal="KILL"))
     except DdpctlError as failure:
-        gone = not (executor.may_have_started or "sweep" in target.capabilities)  # nothing was there to stop
-        if not gone:
-            emit(f"run '{run.name}' was not stopped: {failure}")
+        gone = False
+        emit(f"run '{run.name}' was not stopped: {failure}")
     except KeyboardInterrupt:
         lookup, gone = Lookup(state="unknown"), False
     if gone and lookup.state != "unknown":

@@ -371,10 +371,10 @@ def _folders(root: Path) -> Iterator[Path]:
         raise NoInputError(f"cannot read the runs in {root}: {error.strerror}") from None
 
 
-def read(folder: Path, text: str | None = None) -> Run | None:
-    """Return the run whose record is in ``folder``, or is ``text``. Return None if the record is not readable."""
+def read(folder: Path) -> Run | None:
+    """Return the run whose record is in ``folder``. Return None if the record is not readable."""
     try:
-        text = read_record(folder / RECORD).decode() if text is None else text
+        text = read_record(folder / RECORD).decode()
         if "\\u0000" in text:  # a path or an argument cannot contain NUL
             return None
         record = parse_json(text)

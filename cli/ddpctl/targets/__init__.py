@@ -100,26 +100,20 @@ class LogQuery:
     tail: int | None = None  # how many of the last lines; None for all lines
     timestamps: bool = False  # each line begins with its time
 
-    def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
-        """Return the log files of these ranks of a node. If ``ranks`` is empty, return those of the whole node.
+    def files(self, run: Run) -> dict[int, dict[str, str]]:
+        """Return the log files of each requested node. The name of a file is mapped to the prefix of its lines."""
+        first_spare, num = run.job.max_nodes, run.job.local_world_size  # a spare may have taken the place of any node
+        nodes = [node for node in range(run.job.max_machines) if not self.nodes or node in self.nodes]
+        ranks = {node: [r for r in self.ranks if r // num == node or node >= first_spare] for node in nodes}
+        return {node: self._files(node, ranks[node], num) for node in nodes if ranks[node] or not self.ranks}
 
-        Each file name is mapped to the prefix that its lines get when they are printed.
-        """
+    def _files(self, node: int, ranks: list[int], num_ranks: int) -> dict[str, str]:
         if not self.timestamps:
             return {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
-        first, num = node * run.job.local_world_size, run.job.local_world_size
-        every: tuple[int | None, ...] = (None, *range(first, first + num))
-        names = [timed_log(rank) for rank in ranks or every]
+        names = [timed_log(rank) for rank in ranks or (None, *range(node * num_ranks, (node + 1) * num_ranks))]
         if self.tail is None and not self.follow:
             names += [name.replace(".log", ".1.log") for name in names]  # their earlier lines
         return dict.fromkeys(names, "")
-
-    def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Return each requested node and its requested ranks. An empty tuple of ranks stands for the whole node."""
-        nodes = [node for node in range(run.job.max_machines) if not self.nodes or node in self.nodes]
-        first_spare, num = run.job.max_nodes, run.job.local_world_size  # a spare may have taken the place of any node
-        ranks = {node: tuple(r for r in self.ranks if r // num == node or node >= first_spare) for node in nodes}
-        return tuple((node, ranks[node]) for node in nodes if ranks[node] or not self.ranks)
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
@@ -172,7 +166,8 @@ class Target(ABC):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Start the job. ``attached``: whether the job must end when this ddpctl ends.
 
-        If the reply to the submission is lost, the error has the field ``submission``: the Submission of a success.
+        If the reply to the submission is lost, the error has the field ``submission``: the Submission of a success. If
+        what was started has been removed again, the error has the field ``is_undone``.
         """
 
     def locate(self, run: Run) -> Verb[Lookup]:

@@ -152,7 +152,7 @@ class LocalTarget(Target):
         options = ["--follow"] if query.follow else []
         options += [f"--node={node}" for node in query.nodes] + [f"--rank={rank}" for rank in query.ranks]
         if query.timestamps:
-            options += [f"--file={name}" for place in query.places(run) for name in query.files(run, *place)]
+            options += [f"--file={name}" for files in query.files(run).values() for name in files]
         options += [] if query.tail is None else [f"--tail={query.tail}"]
         (done,) = yield (_nodectl(self._python, "logs", *options, run.folder, mode="stream", timeout_s=None),)
         if done.returncode == Exit.NO_INPUT:

@@ -1,6 +1,5 @@
 """The targets, each with what answers for it on this machine: their nodes are fake nodes that really run."""
 
-import functools
 import json
 import os
 import signal
@@ -55,8 +54,6 @@ def capture(self: executor.Executor, command: Command) -> Output:
     """Run a command as the executor does; a program in SMALL as a fork of a process that has imported it."""
     if command.argv[1:3] != ("-P", "-m") or command.argv[3] not in forks.SMALL:
         return CAPTURE(self, command)
-    if command.argv[3] == "ddpctl.files.own_wheel":
-        return pack_wheel()
     env = {name: value for name, value in {**self._environ, **command.env}.items() if name != "PYTHONPATH"}
     return fork(command.argv[2:], env=env, given=command.stdin, timeout=command.timeout_s, cwd=command.cwd)
 
@@ -64,12 +61,6 @@ def capture(self: executor.Executor, command: Command) -> Output:
 def fork(words: Sequence[str], **options: Any) -> Output:
     done = forks.run(words, text=True, **options)
     return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-
-
-@functools.cache
-def pack_wheel() -> Output:
-    """Pack the wheel once: it takes two seconds and is always the same."""
-    return fork(("-m", "ddpctl.files.own_wheel"), env={})
 
 
 class World:

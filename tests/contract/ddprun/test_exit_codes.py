@@ -108,3 +108,11 @@ def test_max_restarts_is_torchruns(runs, deed, option, code):
     node = runs.start("act.py", deed, "again=0", options=(option, "1"))
     assert node.end() == code
     assert node.outcome().attempt == (1 if code else 2)
+
+
+def test_an_error_that_a_rank_reported_earlier_is_not_the_cause_of_its_death_by_a_signal(runs, tmp_path):
+    report = "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": \"caught\"}')\n"
+    (tmp_path / "report.py").write_text(f"{report}os.kill(os.getpid(), 9)\n")
+    node = runs.start(str(tmp_path / "report.py"), options=("--nproc-per-node", "1", "--max-restarts", "0"))
+    assert ended(node) == (137, "killed", 0, 0)
+    assert "caught" not in node.outcome().message

@@ -1,6 +1,7 @@
 """The nodes meet, or say why they do not."""
 
 import os
+import re
 import signal
 import socket
 
@@ -66,11 +67,13 @@ def test_a_node_0_that_does_not_come_is_named(runs):
     assert f"127.0.0.1:{port}" in node.messages()[-1]
 
 
-def test_the_address_that_debian_gives_its_own_name_is_refused_on_each_node(runs):
+def test_the_address_that_debian_gives_its_own_name_is_refused_before_torch_is_imported(runs, monkeypatch):
     """``hostname --ip-address`` prints it, and batch scripts take it for an address on the network."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     for node in runs.pair("act.py", "all=0", options=("--master-addr", "127.0.1.1")):
         assert node.end() == 78
         assert_names(node.messages()[-1], "127.0.1.1", "hostname --ip-address", "--master-addr")
+        assert re.findall(r"\| +torch$", node.stderr.read_text(), re.MULTILINE) == []
 
 
 def test_one_node_too_many_is_refused(runs):

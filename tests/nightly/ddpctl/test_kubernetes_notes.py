@@ -46,7 +46,7 @@ def test_the_head_of_a_spec_names_what_must_be_in_the_cluster(snapshot: Callable
 
 def test_of_many_files_some_are_named_and_all_are_counted() -> None:
     files = {f"m{number:02}.py": "x" * 100 for number in range(13)} | {"train.py": ""}
-    read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": []}))
+    read = Output(returncode=0, value={"files": files, "left_out": []})
     line = notes_of(replace(JOB, command=("train.py",)), {"kubernetes.project": read})[0]
     names = ", ".join(f"m{number:02}.py" for number in range(10))
     assert all(fact in line for fact in ("14 files", "2 kB", f"{names} and 4 more"))

@@ -28,7 +28,10 @@ def test_a_log_is_looked_for_on_the_node_of_its_rank() -> None:
         name="night", created=1.0, target="local", kind="local", options={}, job=replace(JOB, ranks=2), cwd="/project",
         folder="/runs/night", checkpoint_dir="/ckpt", version="0.1.0",
     )  # fmt: skip
-    assert LogQuery(ranks=(1, 2, 3)).places(run) == ((0, (1,)), (1, (2, 3)))
+    assert LogQuery(ranks=(1, 2, 3)).files(run) == {
+        0: {"rank-1.log": "[node0 rank1] "},
+        1: {"rank-2.log": "[node1 rank2] ", "rank-3.log": "[node1 rank3] "},
+    }
 
 
 def test_a_record_of_a_version_without_ranks_has_one_for_each_gpu(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from tests.unit.ddpctl.answers import OK, Answer, perform
 
 from ddpctl.command import Command, Output
-from ddpctl.errors import NotStartedError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_store import Run
@@ -87,12 +86,8 @@ def submit(
     options: SshOptions = OPTIONS,
     plan: Plan = PLAN,
     answers: Mapping[str, Answer] = MappingProxyType({}),
+    asked: list[Command] | None = None,
 ) -> tuple[list[Command], Any]:
-    """What a launch asks where each host answers so to preflight, and its submission; the reason of a NotStartedError,
-    which is its cause.
-    """
+    """What a launch asks where each host answers so to preflight, and its submission."""
     replies = {FACTS: by_host(*ready, options=options)} | ANSWERS | dict(answers)
-    try:
-        return perform(SshTarget(options).submit(plan, attached=True), replies)
-    except NotStartedError as error:
-        raise error.reason from error
+    return perform(SshTarget(options).submit(plan, attached=True), replies, asked)

@@ -12,7 +12,7 @@ from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, HOSTS, PLAN, START, fa
 
 from ddpctl import targets
 from ddpctl.command import UNREACHED, Command, Host, Output
-from ddpctl.errors import ConfigError, FileError, NotStartedError
+from ddpctl.errors import ConfigError, FileError, UnavailableError
 from ddpctl.files import environments
 from ddpctl.files.environments import Recipe, read_lock
 from ddpctl.job import config
@@ -196,9 +196,9 @@ def test_a_host_without_its_environment_is_not_ready(tmp_path: Path) -> None:
     missing = facts(engine=None, engine_error="not found")
     answers = answers_of(recipe, {FACTS: missing, **ANSWERS})
     perform(target.resolve(), answers)
-    with pytest.raises(NotStartedError) as error:
+    with pytest.raises(UnavailableError) as error:
         perform(target.submit(PLAN, attached=True), answers)
-    assert {check for wrong in error.value.reason.fields["machines"].values() for check, _ in wrong} >= {"environment"}
+    assert {check for wrong in error.value.fields["machines"].values() for check, _ in wrong} >= {"environment"}
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["missing", "there"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddpctl import targets
-from ddpctl.command import Output, Verb
-from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import ConfigError, DdpctlError, FileError, UnavailableError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.secrets import read_secrets
@@ -32,11 +32,10 @@ def test_an_error_has_a_code_a_message_a_hint_and_fields() -> None:
     assert (str(again), again.fields) == (str(error), error.fields)
 
 
-def test_a_launch_that_started_nothing_is_its_reason_besides() -> None:
-    reason = FileError("a.yaml:1: no", hint="mend it", line=1)
-    error = NotStartedError(reason)
-    assert (error.code, error.prefix, str(error), error.fields) == (78, "", str(reason), {"line": 1})
-    assert (DdpctlError("x").code, NotStartedError(UnavailableError("x")).code) == (70, 69)
+def test_an_error_of_a_file_begins_with_its_place() -> None:
+    error = FileError("a.yaml:1: no", hint="mend it", line=1)
+    assert (error.code, error.prefix, str(error), error.fields) == (78, "", "a.yaml:1: no: mend it", {"line": 1})
+    assert (DdpctlError("x").code, UnavailableError("x").code) == (70, 69)
 
 
 def test_the_error_of_a_rank_has_the_runs_code() -> None:
@@ -49,15 +48,15 @@ class Failing:
 
     capabilities = frozenset[str]()
 
-    def __init__(self, error: BaseException) -> None:
-        self.error, self.stopped = error, 0
+    def __init__(self, error: BaseException, *, starts: bool) -> None:
+        self.error, self.starts, self.stopped = error, starts, 0
 
     def resolve(self) -> Verb[LocalOptions]:
         yield ()
         return LocalOptions()
 
     def submit(self, *_: object, **__: object) -> Verb[Any]:
-        yield ()
+        yield (Command(argv=("true",), starts=self.starts),)
         raise self.error
 
     def stop(self, *_: object, **__: object) -> Verb[bool]:
@@ -67,23 +66,24 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "stopped"),
+    ("error", "starts", "stopped"),
     [
-        (NotStartedError(UnavailableError("no")), UnavailableError, 0),
-        (UnavailableError("no"), UnavailableError, 1),
-        (KeyboardInterrupt(), KeyboardInterrupt, 1),
+        (UnavailableError("no"), False, 0),
+        (KeyboardInterrupt(), False, 0),
+        (UnavailableError("no", is_undone=True), True, 0),
+        (UnavailableError("no"), True, 1),
     ],
 )
 def test_a_launch_that_fails_is_stopped_unless_it_started_nothing(
-    error: BaseException, kind: type[BaseException], stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException, starts: bool, stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = Failing(error)
+    target = Failing(error, starts=starts)
     monkeypatch.setattr(targets, "make", lambda *_: target)
     context = AppContext(executor=Executor({}), root=tmp_path, emit=lambda _: None)
     request = Request(job=JobSpec(), target="local", kind="local", options=LocalOptions(), why="", cwd="/")
-    with pytest.raises(kind) as raised:
+    with pytest.raises(type(error)):
         launcher.start(context, request, attached=True)
-    assert (type(raised.value), target.stopped, run_store.load_all(tmp_path)) == (kind, stopped, ())
+    assert (target.stopped, run_store.load_all(tmp_path)) == (stopped, ())
 
 
 def test_a_secret_that_is_not_set_is_named_and_an_empty_one_is_set() -> None:

@@ -7,15 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddpctl.command import Command, Host, Output, Verb
-from ddpctl.errors import UnavailableError
+from ddpctl.command import Command, Output, Verb, call
+from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.execution.executor import Executor
-from ddpctl.execution.remote import batches
 
 PYTHON = sys.executable
 
@@ -32,23 +30,14 @@ def python(code: str, **fields: object) -> Command:
     return Command(argv=(PYTHON, "-c", code), **fields)  # type: ignore[arg-type]
 
 
-def test_many_scripts_for_a_host_share_a_few_sessions() -> None:
-    """An sshd allows 10 sessions of a connection; tests/cluster/test_ssh_connect.py runs them on a real one."""
-    here, there = Host(address="box1"), Host(address="box2")
-    scripts = [Command(argv=("/bin/sh",), stdin=f"echo {n}; echo e{n} >&2; exit {n}", host=here) for n in range(20)]
-    others = [replace(scripts[0], host=there), replace(scripts[0], mode="stream"), Command(argv=("date",), host=here)]
-    made = batches([*scripts, *others])
-    assert sorted(index for batch in made for index in batch.indices) == list(range(23))
-    assert [len(batch.indices) for batch in made if batch.command.host == here] == [3, 3, 3, 3, 2, 2, 2, 2, 1, 1]
-    assert [batch.command for batch in made if len(batch.indices) == 1] == others
-    assert [batch.command.timeout_s for batch in made[:5]] == [90, 90, 90, 90, 60]
-    batch = made[0]
-    done = subprocess.run(batch.command.argv, input=batch.command.stdin, capture_output=True, text=True, timeout=60)
-    answers = {n: Output(returncode=n, stdout=f"{n}\n", stderr=f"e{n}\n") for n in (0, 8, 16)}
-    assert batch.split(Output(returncode=0, stdout=done.stdout, stderr=done.stderr)) == answers
-    cut = done.stdout[: done.stdout.index("16\n")], done.stderr[: done.stderr.index("e16\n")]
-    lost = Output(returncode=255, stdout=cut[0], stderr=f"{cut[1]}the host is gone")
-    assert batch.split(lost) == answers | {16: Output(returncode=255, stderr="the host is gone")}
+def test_a_function_is_called_instead_of_a_program_and_its_errors_are_those_of_a_command(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise ConfigError("no", hint="mend it")
+
+    read, missing, refused = run(call(len, "abc"), call((tmp_path / "gone").read_text), call(refuse))
+    assert (read.returncode, read.value) == (0, 3)
+    assert (missing.returncode, str(tmp_path / "gone") in missing.stderr) == (73, True)
+    assert (refused.returncode, refused.stderr) == (78, "no: mend it")
 
 
 def test_the_outputs_of_commands_side_by_side_are_in_the_order_of_the_commands() -> None:

@@ -1,7 +1,6 @@
 """The verbs of the target kaggle: whole command lines, and what follows from the client's recorded answers."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
 
 from ddpctl.command import Command, Output, write_file
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
@@ -44,7 +43,7 @@ WHEEL, VIEW, PUSH, CAT = "ddpctl.files.own_wheel", "kaggle config view", "kernel
 
 # What the client and this machine answer, by a part of the command line.
 ANSWERS: Mapping[str, Answer] = {
-    WHEEL: Output(returncode=0, stdout="d2hlZWw=\n"),
+    WHEEL: Output(returncode=0, value="d2hlZWw="),
     VIEW: answer("config-view"),
     PUSH: answer("push"),
     "cat train.py": Output(returncode=0, stdout="import model\n"),
@@ -71,16 +70,17 @@ def written(asked: list[Command], name: str) -> str:
 
 def refusal_of(pushed: Output) -> DdpctlError:
     """The reason why nothing was started."""
-    with pytest.raises(NotStartedError) as error:
+    with pytest.raises(DdpctlError) as error:
         push(pushed)
-    return error.value.reason
+    assert "submission" not in error.value.fields
+    return error.value
 
 
 def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
     asked, submission = push()
     options = KaggleOptions(owner="ann")
-    assert asked == [
-        Command(argv=(sys.executable, "-P", "-m", "ddpctl.files.own_wheel"), probe=True, timeout_s=60),
+    assert (WHEEL in asked[0].argv[0], asked[0].probe) == (True, True)
+    assert asked[1:] == [
         write_file("/r/night/kaggle/night.ipynb", kaggle_notebook.notebook(PLAN, wheel="d2hlZWw=")),
         write_file("/r/night/kaggle/kernel-metadata.json", kaggle_notebook.metadata(PLAN, options, "ann")),
         Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300, starts=True),
@@ -144,9 +144,9 @@ def test_a_script_and_its_files_travel_in_cells() -> None:
 def test_a_file_that_cannot_be_read_is_named_and_nothing_is_pushed(output: Output, kind: type[DdpctlError]) -> None:
     target = KaggleTarget(KaggleOptions(owner="ann", files=("model.py",)))
     asked: list[Command] = []
-    with pytest.raises(NotStartedError) as error:
+    with pytest.raises(kind) as error:
         perform(target.submit(SCRIPT, attached=False), {**ANSWERS, "cat model.py": output}, asked)
-    assert (type(error.value.reason), [command for command in asked if not command.probe]) == (kind, [])
+    assert [command for command in asked if not command.probe] == []
     assert "model.py" in str(error.value)
     assert "/p" in str(error.value)
 
@@ -200,9 +200,10 @@ def test_a_notebook_is_located_by_its_name(answered: Output, state: str, kernel:
 
 def test_a_client_that_is_not_logged_in_starts_nothing() -> None:
     verb = KaggleTarget(KaggleOptions()).submit(PLAN, attached=False)
-    with pytest.raises(NotStartedError, match="kaggle auth login") as error:
-        perform(verb, {**ANSWERS, VIEW: answer("config-view-no-login")})
-    assert isinstance(error.value.reason, UnavailableError)
+    asked: list[Command] = []
+    with pytest.raises(UnavailableError, match="kaggle auth login"):
+        perform(verb, {**ANSWERS, VIEW: answer("config-view-no-login")}, asked)
+    assert not any(command.starts for command in asked)
 
 
 def status(session: str, log: Output | None = None) -> RunStatus:

@@ -1,23 +1,16 @@
-"""Which files of a project are sent: the reader, run as the target runs it."""
+"""Which files of a project are sent."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ddpctl.errors import ConfigError
 from ddpctl.targets.kubernetes import project as reader
 from ddpctl.targets.kubernetes.options import DEFAULT_PROJECT
 
 
-def run(folder: Path, *globs: str, listed: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *(globs or DEFAULT_PROJECT)]
-    return subprocess.run(argv, cwd=folder, input=listed, capture_output=True, text=True, timeout=60)
-
-
-def read(folder: Path, *globs: str) -> tuple[dict[str, str], list[str]]:
-    answer = reader.read(folder, "", globs)
+def read(folder: Path, *globs: str, listed: str = "") -> tuple[dict[str, str], list[str]]:
+    answer = reader.read(folder, listed, globs or DEFAULT_PROJECT)
     return answer["files"], answer["left_out"]
 
 
@@ -39,19 +32,13 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def answer_of(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], list[str]]:
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    return answer["files"], answer["left_out"]
-
-
 def test_without_git_it_finds_the_code_and_no_environment_or_cache(project: Path) -> None:
-    assert answer_of(run(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
+    assert read(project) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
 
 
 def test_only_files_that_git_lists_and_that_a_pattern_matches_are_sent(project: Path) -> None:
-    done = run(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
-    assert answer_of(done) == ({"lib/model.py": "x = 'é'\n"}, [])
+    sent = read(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
+    assert sent == ({"lib/model.py": "x = 'é'\n"}, [])
 
 
 SECRETS = (
@@ -94,7 +81,6 @@ def test_a_configuration_of_ddpctl_is_never_sent(project: Path) -> None:
 )
 def test_a_file_that_is_not_text_or_too_large_is_refused_by_name(project: Path, content: bytes, fact: str) -> None:
     (project / "a.txt").write_bytes(content)
-    done = run(project, "*.txt")
-    assert (done.returncode, done.stdout) == (78, "")
-    assert "'a.txt'" in done.stderr
-    assert fact in done.stderr
+    with pytest.raises(ConfigError) as error:
+        read(project, "*.txt")
+    assert ("'a.txt'" in str(error.value), fact in str(error.value)) == (True, True)

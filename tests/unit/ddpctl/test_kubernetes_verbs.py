@@ -188,8 +188,8 @@ def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_
     assert [command.timeout_s for command in logs] == [15.0, 15.0, 70.0, 70.0]
     steps = [asked.index(logs[1]), asked.index(only(asked, DELETE_JOB)), asked.index(logs[2])]
     assert steps == sorted(steps)
-    saved = json.loads(matching(asked, "kubernetes.files")[-1].stdin or "")
-    assert saved["nodes"]["1"] == {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"}
+    run, nodes = matching(asked, "kubernetes.files")[-1].call.args
+    assert (run, nodes[1]) == (RUN, {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"})
 
 
 def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:

@@ -1,10 +1,9 @@
 """A launch whose reply is lost: how its run is found, and when its record is deleted."""
 
-import json
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -282,7 +281,7 @@ def test_a_run_that_waits_for_another_starts_only_if_that_succeeded(
         cause = "script" if outcome else "ok"
         state += f'==> /r/day/node-0/outcome.json <==\n{{"code": {outcome}, "cause": "{cause}", "message": "m"}}\n'
     answers: dict[str, Answer] = {
-        "cat /r/day/run.json": Output(returncode=0, stdout=json.dumps(asdict(day))),
+        "run_store.read": Output(returncode=0, value=day),
         "echo '\"'\"'==> squeue": Output(returncode=0, stdout=state),
     }
     verb = SlurmTarget(AFTER).submit(PLAN, attached=True)

@@ -1,5 +1,6 @@
 """``ddpctl monitor``: what it writes, and what it says where something is missing or in the way."""
 
+import json
 import os
 from pathlib import Path
 
@@ -70,3 +71,12 @@ def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monk
     *_, last = compose.read_text().splitlines()
     assert last == f"{box}: {project} down --volumes"
     assert not box.exists()
+
+
+def test_a_table_of_the_fleet_has_a_row_for_each_run_and_no_column_for_the_name_of_a_series() -> None:
+    tables = [panel for panel in json.loads(DASHBOARDS["fleet"])["panels"] if panel["type"] == "table"]
+    queries = [target["expr"] for panel in tables for target in panel["targets"] if "ALERTS" not in target["expr"]]
+    assert [
+        query for query in queries if not query.startswith("max by (namespace, job_id, run_uid, user, project)")
+    ] == []
+    assert len(queries) > 3

@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.in_process import ddpctl
 from tests.messages import assert_names
 
 from ddpctl.commands.launch import name_rehearse
 from ddpctl.diagnosis.rehearsal import QUESTIONS, Row, judge
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
+from ddpctl.operations import rehearsal as operations
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs.run_store import Run
 
@@ -418,3 +420,15 @@ def test_the_first_script_that_succeeds_is_told_once_that_it_can_be_rehearsed(tm
         name_rehearse(context, a_run("train.py", "--lr", "0.1"))
     (line,) = lines
     assert_names(line, "ddpctl rehearse -- train.py --lr 0.1")
+
+
+def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "ddpctl.yaml").write_text("job: {command: [train.py], nodes: 2, spares: 1, checkpoint_copies: 2}\n")
+    jobs = list[JobSpec]()
+    plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
+    monkeypatch.setattr(operations, "rehearse", lambda _, request, **__: jobs.append(request.job) or plain)
+    ddpctl("rehearse", cwd=tmp_path)
+    assert [(job.spares, job.checkpoint_copies) for job in jobs] == [(0, 1)]

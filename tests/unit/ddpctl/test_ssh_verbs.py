@@ -102,7 +102,7 @@ def test_logs_ask_the_node_of_a_rank() -> None:
     query = LogQuery(follow=True, ranks=(2, 3), tail=5)
     logs = only(perform(SshTarget(OPTIONS).logs(RUN, query), {})[0])
     assert (logs.host, logs.mode, logs.timeout_s) == (HOSTS[1].host, "stream", None)
-    assert logs.stdin == scripts.logs("~/.ddpctl", "night", 1, query.files(RUN, 1, (2, 3)), query)
+    assert logs.stdin == scripts.logs("~/.ddpctl", "night", 1, query.files(RUN)[1], query)
     with pytest.raises(NoInputError, match="'night'"):
         perform(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), {"": Output(returncode=66)})
 

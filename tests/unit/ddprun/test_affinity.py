@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, options
 from ddprun.system import machine as ddprun_machine
 from ddprun.system.errors import NodeError
@@ -102,3 +103,9 @@ def test_an_unknown_mode_is_refused():
         node_config.read_config(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
     assert caught.value.outcome.code == 78
     assert "--numa-binding is 'cpu'" in str(caught.value)
+
+
+def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):
+    monkeypatch.setattr(rank_environment, "usable_cores", lambda: 8)
+    config = node_config.read_config(options.parse(["train.py"]), {"DDP_NODES_HERE": "2"}, lambda _: 1)
+    assert rank_environment.allocate_resources(config, {}).threads == 4

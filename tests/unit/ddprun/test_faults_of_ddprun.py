@@ -1,17 +1,21 @@
 """What ends ddprun itself: values in the store that no ddprun writes, a supervisor that dies, a thread that ends."""
 
 import os
+import sys
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from tests.contract.ddprun import test_store
 from torch.distributed import HashStore
 
-from ddprun.main import CRASH_LOG, end_on_thread_error
-from ddprun.settings import node_config
+from ddprun.agent import GIVE_UP_S, NodeAgent
+from ddprun.main import CRASH_LOG, end_on_thread_error, end_without_disk
+from ddprun.settings import node_config, options
 from ddprun.system import stores
-from ddprun.system.errors import NodeError, config_error
+from ddprun.system.errors import NodeError, config_error, node_error
+from ddprun.system.restart_policy import Failure
 from ddpwire.exits import Exit
 
 
@@ -103,3 +107,18 @@ def test_a_thread_that_ends_with_an_exception_ends_the_node_unless_it_only_measu
     assert [outcome.code for outcome in outcomes] == ([code] if code else [])
     assert len(lines) == (code is None)
     assert (tmp_path / CRASH_LOG).exists() == (code == Exit.SOFTWARE)
+
+
+def test_a_node_without_its_disk_tells_the_others_why_it_ends(monkeypatch):
+    posted, error = [], node_error(Exit.CANNOT_WRITE, "unavailable", "the disk of /run")
+    own = SimpleNamespace(post_failure=posted.append, wait=posted.append)
+    monkeypatch.setattr(NodeAgent, "_start_consensus", lambda _: own)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    node = mock.MagicMock(config=config)
+    NodeAgent(node, mock.MagicMock())
+    with pytest.raises(SystemExit) as end:
+        end_without_disk(node.workers, mock.MagicMock(), mock.MagicMock(), error)
+    assert end.value.code == Exit.CANNOT_WRITE
+    failure = Failure(node=0, rank=0, status=Exit.CANNOT_WRITE, refused=str(error))
+    assert posted == [failure, GIVE_UP_S]  # it waits until they have heard

@@ -87,8 +87,11 @@ def test_a_start_on_a_frozen_file_system_waits_and_then_ends(answers, tmp_path, 
         if answers and len(lines) == 1:
             fifo.write_text("now")
 
+    monkeypatch.setattr(main, "log_early", log)
+    of_node = {"machine": 0, "is_replaced": False, "join_timeout_s": 1.0, "checkpoint_dir": None}
+    config = SimpleNamespace(run_dir=tmp_path / "run", **of_node)
     try:
-        main.wait_for_disk(tmp_path / "run/node-0", files, log)
+        main.prepare_folders(config, files)
         code = Exit.OK
     except SystemExit as end:
         code = end.code

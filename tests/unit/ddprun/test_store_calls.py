@@ -1,14 +1,16 @@
 """How many calls node 0 makes to its store as the number of nodes grows."""
 
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from torch.distributed import HashStore
 
-from ddprun.nodes.consensus import LivenessTracker
+from ddprun.nodes.consensus import Consensus, LivenessTracker
 from ddprun.nodes.rendezvous import FixedRankRendezvous
+from ddprun.settings import node_config, options
 
 
 class CountingStore:
@@ -69,3 +71,27 @@ def test_the_heartbeats_of_all_nodes_are_read_in_one_call(num_nodes: int) -> Non
     tracker.update(0.1)
     assert store.calls - before == 1
     assert (tracker.silent_s[1] > 0, tracker.silent_s[2]) == (True, 0.0)
+
+
+def test_a_report_waits_while_another_call_of_the_store_takes_long():
+    """A run whose report is dropped would never end."""
+    goes_on, begun = threading.Event(), threading.Event()
+    goes_on.set()
+
+    def read_statuses():
+        begun.set()
+        goes_on.wait()
+        return ()
+
+    config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    own = Consensus(HashStore(), config, read_statuses=read_statuses, requeues=None, describe_success=str, history=())
+    own.begin_attempt(1, (0,))
+    goes_on.clear()
+    begun.clear()
+    begun.wait()  # a heartbeat is being sent
+    own.post_success(0, is_last=True)
+    goes_on.set()
+    decision = own.wait(20.0)
+    own.node_0_lost = True  # its threads end
+    assert decision is not None
+    assert decision.outcome.code == 0

@@ -4,6 +4,7 @@ torch cannot run a backward pass on tensors of a GPU without one. So ``count_ste
 pass on tensors without data, and ``count_loop`` counts the complete loop on a CPU, with the guard of a GPU.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -212,3 +213,12 @@ def test_a_compiled_model_has_static_shapes(monkeypatch: pytest.MonkeyPatch) -> 
         state.ddp(torch.zeros(size, 3, 32, 32))
     assert sizes == [16, 12, 8]
     assert all(type(size) is int for size in sizes)
+
+
+def test_a_trace_is_taken_without_the_lines_of_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "")
+    del os.environ["KINETO_LOG_LEVEL"]
+    tracer = Tracer(1, tmp_path / "trace", log=print)
+    tracer.begin()
+    tracer.end()
+    assert os.environ["KINETO_LOG_LEVEL"] == "99"

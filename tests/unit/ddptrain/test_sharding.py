@@ -5,12 +5,14 @@ import os
 import pickle
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 from ddptrain import checkpoint as checkpoint_format
+from ddptrain import sharding
 from ddptrain.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
@@ -24,6 +26,7 @@ from ddptrain.checkpoint import (
 from ddptrain.checkpoint_directory import CheckpointDirectory
 from ddptrain.data.augment import Batch
 from ddptrain.data.sampling import BatchShard
+from ddptrain.distributed import RankInfo, World
 from ddptrain.export import choose_checkpoint
 from ddptrain.train_loop import weighted_parts
 
@@ -146,3 +149,15 @@ def test_sharded_ranks_take_the_same_number_of_parts() -> None:
     parts = {sharded: weighted_parts(batch, shard, 2, is_sharded=sharded) for sharded in (True, False)}
     assert {sharded: [weight for _, weight in of] for sharded, of in parts.items()} == {True: [0.5, 0.0], False: [0.5]}
     assert parts[True][1][0] is parts[True][0][0]
+
+
+def test_the_weights_of_batch_normalization_keep_their_dtype_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = {}
+    monkeypatch.setattr(
+        sharding, "fully_shard", lambda module, mp_policy, **_: dtypes.update({type(module): mp_policy.param_dtype})
+    )
+    world = World(rank_info=RankInfo(), device=torch.device("cpu"), backend="gloo", data_group=None)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    own = sharding.Sharding(world=world, mesh=cast(Any, None), shard=None)
+    own.apply(model, None, torch.bfloat16)
+    assert dtypes == {nn.BatchNorm2d: None, nn.Sequential: torch.bfloat16}

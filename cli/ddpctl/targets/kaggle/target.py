@@ -6,14 +6,14 @@ It cannot stop a session.
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Literal
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb, write_file
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb, call, write_file
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.files.own_wheel import wheel_text
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.runs.run_store import Run
@@ -75,10 +75,9 @@ class KaggleTarget(Target):
     def _texts(self, plan: Plan, owner: str) -> Verb[dict[str, str]]:
         files, wheel = (yield from self._read_files(plan)), ""
         if self.options.wheel == INSIDE:
-            argv = (sys.executable, "-P", "-m", "ddpctl.files.own_wheel")
-            (packed,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
+            (packed,) = yield (call(wheel_text, probe=True),)
             packed.check("cannot pack ddpctl's wheel")
-            wheel = packed.stdout.strip()
+            wheel = packed.value
         return {
             f"{plan.name}.ipynb": kaggle_notebook.notebook(plan, files, wheel),
             kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
@@ -94,11 +93,8 @@ class KaggleTarget(Target):
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the session outlives ddpctl
         """Write the notebook and its metadata to the run's local folder, and push them."""
-        try:
-            owner = self.options.owner or (yield from self._user())
-            texts = yield from self._texts(plan, owner)
-        except DdpctlError as error:
-            raise NotStartedError(error) from None
+        owner = self.options.owner or (yield from self._user())
+        texts = yield from self._texts(plan, owner)
         where = _folder(plan)
         written = yield tuple(write_file(f"{where}/{name}", text) for name, text in texts.items())
         for output in written:
@@ -108,7 +104,7 @@ class KaggleTarget(Target):
         if why := kaggle_error(pushed, f"push {kernel}"):
             if pushed.returncode == TIMED_OUT or pushed.returncode < 0 or LOST_REPLY.search(pushed.stderr):
                 raise UnavailableError(why.message, submission=None)  # it may have been pushed
-            raise NotStartedError(why)
+            raise why
         if (done := _PUSHED.search(pushed.stdout)) is None:
             shown = pushed.stdout.strip()[:200]
             raise UnavailableError(f"ddpctl cannot parse the output of the kaggle client: {shown!r}", submission=None)

@@ -1,19 +1,14 @@
-"""Fetches the files of a run's nodes from pods, from the logs of ended pods, and from volumes.
+"""Fetches the files of a run's nodes from pods, from the logs of ended pods, and from volumes."""
 
-The program ``python -m ddpctl.targets.kubernetes.files FOLDER`` saves such files in the local folder of a run.
-"""
-
-import json
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddpctl.command import Command, Verb
+from ddpctl.command import Command, Verb, call
 from ddpctl.errors import NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import Place, pull_places
@@ -98,7 +93,7 @@ def save_nodes(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[dict[int, str]]:
             result.node: {name: text for name, text in result.files.items() if name in log_record.FILES}
             for result in seen
         }
-        yield (_save(run, nodes, {result.node: result.placed for result in seen}),)
+        yield (call(save, run, nodes, {result.node: result.placed for result in seen}),)
     return (yield from save_logs(run, pods))
 
 
@@ -125,7 +120,7 @@ def save_logs(run: Run, pods: Pods, *, end_s: float | None = None) -> Verb[dict[
         else:
             logs[node] = logs.get(node, "") + output.stdout
     plain = {node: re.sub(r"(?m)^\S+Z ", "", text) for node, text in logs.items()}
-    yield (_save(run, {node: {NODE_LOG: text, **log_record.unpack(plain[node])} for node, text in logs.items()}),)
+    yield (call(save, run, {node: {NODE_LOG: text, **log_record.unpack(plain[node])} for node, text in logs.items()}),)
     return errors
 
 
@@ -150,10 +145,12 @@ def saved_logs(run: Run, nodes: Iterable[int]) -> Verb[list[str]]:
     return [path for path in paths if path in existing]
 
 
-def _save(run: Run, nodes: Mapping[int, Mapping[str, str]], placed: Mapping[int, tuple[float, ...]] = {}) -> Command:
-    """Return the command that saves the files of nodes, and the times at which they were scheduled."""
-    argv = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.files", run.folder)
-    return Command(argv=argv, stdin=json.dumps({"nodes": nodes, "placed": placed}))
+def save(run: Run, nodes: Mapping[int, Mapping[str, str]], placed: Mapping[int, tuple[float, ...]] = {}) -> None:
+    """Save the files of nodes and the times at which they were scheduled in the run's local folder. Raises OSError."""
+    saved = {node: files for node, files in nodes.items() if files}
+    for node, files in saved.items():
+        log_record.keep(Path(run.folder, node_name(node)), files)
+    keep_placed(Path(run.folder), {node: placed.get(node, ()) for node in saved})
 
 
 def keep_placed(folder: Path, placed: Mapping[int, tuple[float, ...]]) -> None:
@@ -162,16 +159,6 @@ def keep_placed(folder: Path, placed: Mapping[int, tuple[float, ...]]) -> None:
         node_dir = folder / node_name(node)
         if times and not (node_dir / PLACED).exists():
             log_record.keep(node_dir, {PLACED: f"{times[0]}\n"})
-
-
-def main() -> int:
-    """Read files as JSON from stdin, and save them. Return the exit code."""
-    asked, folder = json.load(sys.stdin), Path(sys.argv[1])
-    saved = {int(node): files for node, files in asked["nodes"].items() if files}
-    for node, files in saved.items():
-        log_record.keep(folder / node_name(node), files)
-    keep_placed(folder, {node: tuple(asked["placed"].get(str(node), ())) for node in saved})
-    return 0
 
 
 def pull_files(
@@ -217,7 +204,3 @@ def pull_files(
         raise
     yield (delete,)
     return missing
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,6 @@
-"""A program that reads the files of a project: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
+"""Reads the files of a project that are sent to a cluster."""
 
-The target starts the program in the project's folder. The program prints JSON: ``files`` (path → text) and
-``left_out`` (paths that match a pattern but look like secrets). stdin contains all paths of the project, each followed
-by NUL, as ``git ls-files -z`` prints them. If stdin is empty, the program searches the folder.
-"""
-
-import json
 import os
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,7 +10,6 @@ import yaml
 
 from ddpctl.errors import ConfigError
 from ddpctl.job.schema import FILE_NAME, SECTIONS
-from ddpwire.exits import Exit
 
 MOST_BYTES = 900 * 1024  # a ConfigMap holds 1 MiB
 MOST_FILES = 500
@@ -59,9 +51,10 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the object that the program prints. ``listed``: the text of stdin.
+    """Return ``files`` (path → text), and ``left_out`` (paths that match a pattern but look like secrets).
 
-    Raises ConfigError if the files do not fit into a ConfigMap or are not text. Raises OSError.
+    ``listed``: all paths of the project, each followed by NUL, as ``git ls-files -z`` prints them. If it is empty, the
+    folder is searched. Raises ConfigError if the files do not fit into a ConfigMap or are not text. Raises OSError.
     """
     names = listed.split("\0") if listed else files_below(folder)
     files: dict[str, str] = {}
@@ -88,20 +81,3 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, Any]:
         if not is_configuration(name, text):
             files[name] = text
     return {"files": files, "left_out": left_out}
-
-
-def main() -> int:
-    """Print the files as JSON. Return the exit code."""
-    try:
-        print(json.dumps(read(Path.cwd(), sys.stdin.read(), tuple(sys.argv[1:]))))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return Exit.CONFIG
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
-        return Exit.NO_INPUT
-    return Exit.OK
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,18 +7,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.command import Command, Verb, call
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
-from ddpctl.targets.kubernetes import manifests
+from ddpctl.targets.kubernetes import manifests, project
 from ddpctl.targets.kubernetes.files import log_commands, probe_pods, pull_files, save_logs, save_nodes, saved_logs
 from ddpctl.targets.kubernetes.kubectl import (
     Kubectl,
@@ -50,7 +51,7 @@ from ddpctl.targets.kubernetes.pod import (
     selector_of,
 )
 from ddpctl.targets.kubernetes.status import DELAYS, YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
-from ddpctl.text import one_line
+from ddpctl.text import one_line, some
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
 
@@ -102,12 +103,9 @@ class KubernetesTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Have the cluster validate the job's objects, then create these objects.
 
-        Raises NotStartedError if no job was created, and another DdpctlError if the job may exist.
+        If what was created is deleted again, the error has the field ``is_undone``.
         """
-        try:
-            kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options, self.environ)
-        except DdpctlError as error:
-            raise NotStartedError(error) from None
+        kubectl, workload, draft, needed, note = yield from _prepare(plan, self.options, self.environ)
         try:
             is_signed = yield from _make(kubectl, draft, workload, needed)
         except DdpctlError as error:
@@ -118,10 +116,9 @@ class KubernetesTarget(Target):
                 check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
             except DdpctlError:
                 raise error from None
-            if isinstance(error, UnavailableError):  # the cluster may have created the job
-                error.fields["submission"] = None
-                raise
-            raise NotStartedError(error) from None
+            # If the cluster did not answer, it may have created the job.
+            error.fields |= {"submission": None} if isinstance(error, UnavailableError) else {"is_undone": True}
+            raise
         table = () if is_signed else (UNSIGNED,)
         handle = _handle(kubectl, workload, plan.name)
         return Submission(handle=handle, note=note, table=table, checkpoint_dir=checkpoint_dir(plan))
@@ -396,11 +393,11 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
     """Yield notes about what a launch sends, and about its checkpoints and pods."""
     if files:
         size = sum(len(text.encode()) for text in files.values())
-        yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
+        yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {some(list(files), MOST_NAMES)}"
         yield f"{WORKSPACE} is read-only in the pods: a script can write to $DDP_RUN_DIR and /tmp"
     if left_out:
         yield (
-            f"not sent, because their names suggest secrets: {_some(left_out)} (to send one, "
+            f"not sent, because their names suggest secrets: {some(left_out, MOST_NAMES)} (to send one, "
             "name it in the target's 'project')"
         )
     yield from _notes_on_pods(draft)
@@ -421,12 +418,6 @@ def _notes_on_pods(draft: Draft) -> Iterator[str]:
     if unlimited := [name for name, value in (("cpus", job.cpus), ("memory", job.memory)) if not value]:
         both = " and ".join(unlimited)
         yield f"the pods have no limit for {both}: set the job's {both} to limit them"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    shown = ", ".join(one_line(name) for name in names[:MOST_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def bare_pod(draft: Draft, workload: Workload) -> Object:
@@ -516,17 +507,15 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     named = (path,) if script else ()  # sent whatever its name is
     listing = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     (listed,) = yield (Command(argv=listing, cwd=plan.cwd, probe=True),)
-    reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project, *named)
     names = listed.stdout if listed.returncode == 0 else ""
-    (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
+    (read,) = yield (call(project.read, Path(plan.cwd), names, (*options.project, *named), probe=True),)
     read.check("project", ConfigError)
-    project: Mapping[str, Any] = json.loads(read.stdout)
-    if script and path not in project["files"]:
+    if script and path not in read.value["files"]:
         raise NoInputError(
             f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
             "if the image has it, set project: []"
         )
-    return project["files"], tuple(project["left_out"])
+    return read.value["files"], tuple(read.value["left_out"])
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb, write_file
+from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb, call, write_file
 from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
@@ -197,11 +197,9 @@ class SlurmTarget(Target):
         """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if it has failed."""
         if (name := self.options.after) is None:
             return ()
-        folder = PurePath(records) / name
-        (record,) = yield (Command(argv=("cat", str(folder / run_files.RECORD)), probe=True),)
-        if record.returncode > 1:
-            raise UnavailableError(f"after: cannot read {folder / run_files.RECORD}: {record.last_line()}")
-        run = read(Path(folder), record.stdout)
+        folder = Path(records) / name
+        (record,) = yield (call(read, folder, probe=True),)
+        run: Run | None = record.value
         if run is None or run.kind != self.kind or not run.handle.get("job"):
             raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
         # Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed.
@@ -333,8 +331,6 @@ class SlurmTarget(Target):
         """Run a command where a node's ranks run, as an additional step of their job."""
         if tasks_of(run):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
-        if node >= run.job.max_machines:
-            raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_machines - 1}")
         pty = ("--pty",) if tty else ()
         number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
         words = beside(
@@ -451,8 +447,8 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
     words: list[str] = []
     for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):
-        for node, ranks in query.places(run):
-            for name, mark in query.files(run, node, ranks).items():
+        for node, files in query.files(run).items():
+            for name, mark in files.items():
                 words += [before + mark, f"{path}/{node_name(node)}/{name}"]
     return tuple(words)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import PurePath
 
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
-from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NotStartedError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, UnavailableError, UsageError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files import environments
 from ddpctl.files.pull import MADE, Place, pull_places
@@ -94,11 +94,8 @@ class SshTarget(Target):
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the run outlives ddpctl
         """Check the hosts. If enough of them are ready, start one node on each host."""
-        try:
-            secrets = read_secrets(plan.job, self.environ)
-            choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
-        except DdpctlError as error:
-            raise NotStartedError(error) from None
+        secrets = read_secrets(plan.job, self.environ)
+        choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
         return (yield from self._start(plan, choice, secrets))
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
@@ -135,11 +132,8 @@ class SshTarget(Target):
         plan = replace(plan, job=replace(plan.job, nodes=choice.nodes(plan.job)))
         job = plan.job
         if options.project == "sync":
-            try:
-                places = [host.host for host in hosts]
-                yield from sync(places, cwd=plan.cwd, home=options.home, run=plan.name, run_dir=plan.folder)
-            except DdpctlError as error:
-                raise NotStartedError(error) from None
+            places = [host.host for host in hosts]
+            yield from sync(places, cwd=plan.cwd, home=options.home, run=plan.name, run_dir=plan.folder)
         first, address = hosts[0].host, hosts[0].peer or facts[0].address or hosts[0].address
         get_port = port_command(options, first, job, facts[0], address)
         port, secret = yield (get_port, self._secret_command(plan.name, first))
@@ -276,11 +270,11 @@ class SshTarget(Target):
         commands = tuple(
             sh(
                 self._hosts_of(run)[node].host,
-                scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
+                scripts.logs(self.options.home, run.name, node, files, query),
                 mode="stream",
                 timeout_s=None,
             )
-            for node, ranks in query.places(run)
+            for node, files in query.files(run).items()
         )
         outputs: list[Output] = []
         if not query.follow and len(commands) > 1:  # open all connections in parallel; the commands use them in turn
