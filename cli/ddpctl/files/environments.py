@@ -5,8 +5,6 @@ and a version of Python. The key is a hash of the lock and of ddpctl itself. ``K
 environment that the machine can run. An environment is complete if it has the file PYTHON_RECORD, which is written
 last: an installation that has failed or was interrupted is never used. ``files`` has what the launching machine has
 sent: ddpctl's own wheel, uv if the host has none, and the wheels of ``wheelhouse``.
-
-This is also a separate program. It prints the Recipe of a lock as JSON, or packs files for a host.
 """
 
 import hashlib
@@ -19,13 +17,13 @@ import zipfile
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path, PurePath
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from ddpctl.command import NOT_FOUND, SHELL, UNREACHED, Command, FilePart, Host, Transfer, Verb, path_word
+from ddpctl.command import NOT_FOUND, SHELL, UNREACHED, Command, FilePart, Host, Transfer, Verb, call, path_word
 from ddpctl.errors import CannotWriteError, ConfigError
 from ddpctl.files.own_wheel import wheel
 from ddpctl.text import one_line
@@ -47,7 +45,6 @@ KEPT, KEPT_DAYS = 3, 30  # environments that no run uses; days that a sent file 
 INSTALL_S = 3600  # for one step of uv, and for the installation of another launch
 ASK_S, FETCH_S, STALL_S = 60.0, 300.0, 120.0
 _CACHE = ".cache/ddpctl/uv"  # in the home folder of this machine: the wheel of uv for each type of machine
-_PROGRAM = (sys.executable, "-P", "-m", "ddpctl.files.environments")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +115,17 @@ def problems(options: Any, *, python: str | None) -> Iterable[tuple[str, str]]:
 
 def read_recipe(options: Any) -> Verb[Recipe]:
     """Read the lock of a target's options. Raises ConfigError."""
-    argv = (*_PROGRAM, options.environment, options.wheelhouse or "")
-    (output,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
-    output.check(f"environment: {options.environment} cannot be read", ConfigError)
-    return Recipe(**json.loads(output.stdout))
+    (output,) = yield (call(_read, options, probe=True),)
+    output.check("environment", ConfigError)
+    recipe: Recipe = output.value
+    return recipe
+
+
+def _read(options: Any) -> Recipe:
+    try:
+        return read_lock(Path(options.environment), options.wheelhouse and Path(options.wheelhouse), wheel())
+    except (OSError, ValueError) as error:
+        raise ConfigError(one_line(f"{options.environment}: {error}")) from None
 
 
 def record_text(python: str) -> str:
@@ -185,10 +189,9 @@ def make(hosts: Sequence[Host | None], python: str, recipe: Recipe) -> Verb[None
             done.check("environment: uv is not on the hosts, and its wheel cannot be fetched here")
             lacking.add(f"uv-{machine}")
         if lacking:
-            argv = (*_PROGRAM, recipe.lock, recipe.wheelhouse, *sorted(lacking))
-            (packed,) = yield (Command(argv=argv, timeout_s=FETCH_S, say=say, placeholder='["<archive>", 0]'),)
+            (packed,) = yield (call(pack, recipe, sorted(lacking), say=say),)
             packed.check("environment: the files for the hosts cannot be packed", CannotWriteError)
-            path, size = json.loads(packed.stdout)
+            path, size = packed.value or ("<archive>", 0)
             moved = Transfer(num_bytes=size, num_files=len(lacking), reads=FilePart(path=path, start=0, length=size))
             argv = ("/bin/sh", "-c", enter + _RECEIVE)
             sent = yield tuple(Command(argv=argv, host=host, transfer=moved, timeout_s=STALL_S, say=say) for host in at)
@@ -317,16 +320,8 @@ exit {NOT_FOUND}
 """
 
 
-def main(lock: str, wheelhouse: str, *names: str) -> None:
-    """Print the recipe of a lock. If there are ``names`` of files for a host, pack them instead."""
-    own = wheel()
-    try:
-        recipe = read_lock(Path(lock), Path(wheelhouse) if wheelhouse else None, own)
-    except (OSError, ValueError) as error:
-        sys.exit(one_line(str(error)))
-    if not names:
-        print(json.dumps(asdict(recipe)))
-        return
+def pack(recipe: Recipe, names: Sequence[str]) -> tuple[str, int]:
+    """Write files for a host to a tar archive. Return its path and its size in bytes."""
     cache = Path.home() / _CACHE
     cache.mkdir(parents=True, exist_ok=True)
     with (
@@ -335,16 +330,12 @@ def main(lock: str, wheelhouse: str, *names: str) -> None:
     ):
         for name in names:
             if name.startswith("wheels/"):
-                tar.add(Path(wheelhouse, PurePath(name).name), name)
+                tar.add(Path(recipe.wheelhouse, PurePath(name).name), name)
                 continue
-            data, entry = own, tarfile.TarInfo(name)
+            data, entry = wheel(), tarfile.TarInfo(name)
             if machine := name.removeprefix("uv-") * name.startswith("uv-"):
                 with zipfile.ZipFile(max((cache / machine).glob("*.whl"))) as packed:
                     data = packed.read(next(item for item in packed.namelist() if item.endswith("/scripts/uv")))
             entry.size, entry.mode = len(data), 0o755
             tar.addfile(entry, BytesIO(data))
-    print(json.dumps([file.name, Path(file.name).stat().st_size]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return file.name, Path(file.name).stat().st_size

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,10 +126,10 @@ def made(recipe: Recipe, survey: str, *, code: int = 0) -> list[str]:
         except StopIteration:
             return seen
         argv = commands[0].argv
-        packs = argv[:4] == environments._PROGRAM
-        seen.append(" ".join(argv[6:]) if packs else "fetch" if "download" in " ".join(argv) else commands[0].mode)
+        names = commands[0].call.args[1] if commands[0].call else ()
+        seen.append(" ".join(names) if names else "fetch" if "download" in " ".join(argv) else commands[0].mode)
         assert {command.host for command in commands} <= {None, hosts[0]}
-        outputs = [Output(returncode=code if commands[0].mode == "stream" else 0, stdout='["a.tar", 7]')]
+        outputs = [Output(returncode=code if commands[0].mode == "stream" else 0, value=("a.tar", 7))]
 
 
 def test_a_host_gets_only_the_files_that_it_lacks(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def answers_of(recipe: Recipe, more: dict[str, Answer]) -> dict[str, Answer]:
     ((own, size),) = recipe.sizes.items()
     survey = Output(returncode=0, stdout=f"machine x86_64 uv\n{size} {own}\n")
     return {
-        "ddpctl.files.environments": Output(returncode=0, stdout=json.dumps(asdict(recipe))),
+        "environments._read": Output(returncode=0, value=recipe),
         "-printf": survey,
         **more,
     }
