@@ -236,3 +236,11 @@ def test_a_check_needs_no_script(argv, script, arguments):
     parsed = options.parse(argv)
     assert (parsed.script, parsed.script_args) == (script, arguments)
     assert parsed.check_only == (argv[0] == "--check-only")
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_check_includes_the_spares(number):
+    argv = ["--check-only", "--spares", "1", "--nnodes", "3", "--node-rank", str(number)]
+    checked = read([*argv, "--master-addr", "10.0.0.1", "--master-port", "4000"], {})
+    assert (checked.min_nodes, checked.max_nodes, checked.spares, checked.node_rank) == (4, 4, 0, number)
+    assert not checked.is_spare

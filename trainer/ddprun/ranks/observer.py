@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddprank.resume import opened_path
 from ddprun.system import compat, processes
 from ddpwire import names
 
@@ -75,7 +76,7 @@ class Observer:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(self._seed)
         before, note = self._guard(self._before_step), self._guard(self._note_step)
-        optimizer.register_optimizer_step_pre_hook(lambda stepped, *_: before(stepped))
+        compat.before_steps(before)
         optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped, note))
         _wrap(torch.Tensor, "backward", self._backward)
         for module, save, load_, keyword in ((torch, 1, 0, "f"), (dcp, 9, 9, "checkpoint_id")):
@@ -147,14 +148,10 @@ class Observer:
         return call(*args, **kwargs)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        path = ""
-        if event == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR):
-            path = args[0]
-            if not path.startswith("/"):  # the current folder may be gone
-                path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 (at each open: fast)
-        elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
-            path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
-        if path and not path.startswith(self._not_of_script):
+        path, writes = opened_path(args) if event == "open" else ("", False)
+        if event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
+            path, writes = os.readlink(f"/proc/self/fd/{args[0]}"), True  # noqa: PTH115
+        if writes and not path.startswith(self._not_of_script):
             is_shared = event == "os.truncate" and path.startswith("/dev/shm/")  # noqa: S108 (truncated when made)
             # The event comes before the file is opened. A file that exists is not the script's to leave behind.
             self._write_once("file", path, existed=lambda: os.path.lexists(path) and not is_shared)

@@ -291,7 +291,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
     if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
         return HostReport(host=host.address, failure=failure)
     holders: dict[str, Any] = {
-        gpu: {"run": claim.run, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
+        gpu: {"run": claim.run, "node": claim.node, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
     }
     use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.words.get("use", ()))}
 
@@ -308,7 +308,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         load=float(load[0]) if len(load) == 2 else None,
         cores=int(load[1]) if len(load) == 2 else None,
         gpus=tuple(map(gpu_report, fact.gpus)),
-        cpu_runs=tuple(CpuRun(run=claim.run, since=claim.since) for claim in fact.claims if not claim.gpus),
+        cpu_runs=tuple(CpuRun(run=it.run, node=it.node, since=it.since) for it in fact.claims if not it.gpus),
         waiting=tuple(ticket.run for ticket in fact.tickets),
     )
 
