@@ -70,6 +70,7 @@ OUTCOME = "outcome.json"
 DIAGNOSIS, DIAGNOSIS_REQUEST, PROFILE = "diagnosis.json", "diagnosis.request", "profile.json"
 MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
+PYTHON_RECORD = "ddpctl-environment.json"  # in the folder of a Python environment that ddpctl launch has made
 State = Literal[  # of a node
     "starting",  # it makes its checks or, after the rendezvous, starts its ranks, for which it may import torch
     "rendezvous",

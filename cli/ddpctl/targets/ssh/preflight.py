@@ -178,6 +178,9 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bo
         yield UnavailableError, "SSH", fact.failure
         return
     if fact.get("engine_error"):
+        if options.environment:
+            yield UnavailableError, "environment", "its environment was not made: see the lines above"
+            return
         what = f"{options.python} there" if options.runtime == "none" else options.runtime
         yield UnavailableError, "container runtime", f"{what}: {fact.get('engine_error')}"
     if not fact.get("flock"):
