@@ -80,6 +80,11 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
     return f"{quote(name)} is not a {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
 
 
+def counted(number: int | str, noun: str) -> str:
+    """Return a number with its noun: ``1 node``, ``2 nodes``, ``1:4 nodes``."""
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration as text: 0.4 s, 12 s, 3:05 or 2:04:11."""
     if seconds < 9.95:

@@ -33,6 +33,11 @@ def test_a_sound_script_has_no_fault(tmp_path: Path) -> None:
     assert {"save-term", "resume-optimizer", "same-checkpoint", "ranks"} <= {*rows}
 
 
+def test_a_script_that_asks_for_gpus_is_run_on_cpus(tmp_path: Path) -> None:
+    code, rows = rehearse(tmp_path, "needs_gpus", "--only", "term")
+    assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"})
+
+
 def test_the_fault_of_a_script_is_named(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("job") / "ddpctl.yaml"
     file.write_text("job:\n  nodes: 3\n  spares: 1\n  checkpoint_copies: 2\n")  # not for this machine
@@ -42,19 +47,22 @@ def test_the_fault_of_a_script_is_named(tmp_path: Path, tmp_path_factory: pytest
     assert rows["resume-optimizer"]["mend"]
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_and_says_what_is_known(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     (tmp_path / "train.py").write_text(script_of("sound_plain"))
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    command = [*DDPCTL, "rehearse", *ONE_NODE, "--", "train.py"]
+    temporary = tmp_path_factory.mktemp("temporary")
+    command = [*DDPCTL, "rehearse", *ONE_NODE, "--json", "--", "train.py"]
     environ = {**os.environ, "TMPDIR": str(temporary)}
+    abandoned = temporary / "ddpctl-rehearse-of-a-killed-process"
+    abandoned.mkdir()
+    (abandoned / "plan.json").write_text("{}")
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, start_new_session=True
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
-        wait_until(lambda: any(temporary.glob("*/run-0/facts/*.*")), "a rank")
+        wait_until(lambda: any(temporary.glob("*/run-1/facts/*.*")), "a rank")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
+        stdout, _ = process.communicate(timeout=60)
+    rows = {row["id"]: row["verdict"] for row in json.loads(stdout)["rows"]}
+    assert (process.returncode, rows["group"], rows["repeatable"]) == (130, "ok", "unknown")
     assert not any(temporary.iterdir())
     mark = f"{temporary}/"
     wait_until(lambda: not [line for line in command_lines() if mark in line], "the end of all processes")

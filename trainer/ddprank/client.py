@@ -22,6 +22,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ddprank import resume
 from ddprank.heartbeat import HEARTBEAT_FILE, Heart
 from ddprank.signals import Signals
 from ddpwire import names
@@ -50,6 +51,8 @@ def progress(
     """
     if step == 1 and not _last_step and os.environ.get(names.RANK) == "0":
         _report_start_over()
+    if not _last_step:
+        resume.begin(step)
     heartbeat(step)
     if step == total:
         _heart.complete()

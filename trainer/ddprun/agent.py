@@ -6,6 +6,7 @@ that method returns success or failure. After a failure it calls ``_stop_workers
 the ranks are restarted.
 """
 
+import json
 import os
 import signal
 import sys
@@ -26,10 +27,12 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
+from ddprank.resume import RESUME_SUFFIX
 from ddprun.files.node_dir import Node, last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
+from ddprun.health.resumes import Resume, describe_differences, find_differences
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeSeries
 from ddprun.metrics.recovery import Downtime, Recovery
@@ -107,13 +110,13 @@ class NodeAgent(SimpleElasticAgent):
         self._processes: tuple[RankProcess, ...] = ()
         self._recovery = Recovery(node.series, node.journal, node.folder.previous_step)
         self._started_at = 0.0
-        self._waits_for_heartbeat = False
+        self._waits_for_heartbeat = self._waits_for_resumes = False
         self._world_size = 1
         self.outcome: Outcome | None = None
         self.on_new_store: Callable[[], None] = lambda: (
             None
         )  # called when this node has joined the store of a new node 0
-        self.before_ranks: Callable[[], None] = lambda: None  # called before the ranks start for the first time
+        self.before_ranks: Callable[[int], None] = lambda _: None  # called with the attempt before its ranks start
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
@@ -158,7 +161,9 @@ class NodeAgent(SimpleElasticAgent):
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
         failure = self.outcome.message if self._is_restart and self.outcome else ""
-        self._node.journal.update(state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure)
+        self._node.journal.update(
+            state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure, resumed_apart=""
+        )
         if is_first and state == "starting":
             self._node.series.state(state)
         self._recovery.end_phase("rendezvous")
@@ -172,7 +177,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
         """``history``: the attempts that failed under a previous node 0."""
-        return Consensus(
+        consensus = Consensus(
             self._rendezvous_handler.control,
             self._node.config,
             read_statuses=self._node.heartbeats.statuses,
@@ -180,6 +185,8 @@ class NodeAgent(SimpleElasticAgent):
             describe_success=self._describe_success,
             history=history,
         )
+        consensus.on_resumes = self._report_resumes
+        return consensus
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
@@ -188,8 +195,7 @@ class NodeAgent(SimpleElasticAgent):
         processes = []
         if not self._set_up():
             return {}
-        self.before_ranks()
-        self.before_ranks = lambda: None
+        self.before_ranks(self._rendezvous_handler.attempt)
         try:
             node.folder.runtime.begin_attempt()
             node.heartbeats.forget()
@@ -198,6 +204,7 @@ class NodeAgent(SimpleElasticAgent):
         if node.folder.runtime.path != Path(node.journal.state.runtime):
             node.journal.update(runtime=str(node.folder.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
+        self._waits_for_resumes = worker_group.workers[0].world_size > 1
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
@@ -366,6 +373,7 @@ class NodeAgent(SimpleElasticAgent):
                     "all ranks of this node have exited with 0; waiting for the ranks of other nodes"
                 )
             self._report_no_group()
+            self._post_resumes()
             self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
         # For torch elastic, every end is a success: it would restart the ranks after a failure.
@@ -437,6 +445,33 @@ class NodeAgent(SimpleElasticAgent):
                 what = f"until one does, these are {number} separate trainings ({GUIDE})"
                 since = f"none of the {number} ranks has called init_process_group in {NO_GROUP_S:g} s"
                 self._node.journal.log(f"{since}: {what}")
+
+    def _post_resumes(self) -> None:
+        """Report to node 0 what this node's ranks resume from, when all of them have taken their first steps."""
+        if not self._waits_for_resumes:
+            return
+        folder, records, forks = self._node.folder.runtime.path, list[Resume](), self._node.workers.forks
+        node = self._node.config.node_rank
+        for process in self._processes:
+            try:
+                path = folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}"
+                record = json.loads(path.read_text()) if forks else {}
+            except (OSError, ValueError):  # it is not there yet
+                return
+            rank, local_rank = process.rank, process.local_rank
+            records.append(Resume(rank=rank, node=node, local_rank=local_rank, is_known=forks, **record))
+        self._waits_for_resumes = False
+        self.consensus.post_resumes(records)
+
+    def _report_resumes(self, resumes: Sequence[Resume]) -> None:
+        """On node 0, log which ranks resume from which checkpoint if they differ."""
+        if groups := find_differences(resumes):
+            unknown = sorted(it.rank for it in resumes if not it.is_known)
+            facts = [{"ranks": [it.rank for it in all_], "file": all_[0].file, "step": all_[0].step} for all_ in groups]
+            text = describe_differences(groups, unknown)
+            self._node.journal.log(f"warning: {text}")
+            self._node.journal.emit("resumed_apart", message=text, groups=facts, unknown=unknown)
+            self._node.journal.update(resumed_apart=text)
 
     def _end_ranks_of_ranks(self) -> None:
         if self._spawn_watch and (why := self._spawn_watch.find()):

@@ -39,7 +39,9 @@ from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 
 if TYPE_CHECKING:
+    from ddprun.agent import NodeAgent, NodeContext
     from ddprun.nodes.election import Voter
+    from ddprun.nodes.rendezvous import FixedRankRendezvous
 
 DRAIN_S = 5.0
 TakePlace = Callable[[NodeConfig], tuple[Node, NodeCommands]]
@@ -66,7 +68,6 @@ def bring_up(
     with Progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
         compat.check_torch()
         from ddprun.agent import NodeAgent, NodeContext
-        from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
         from ddprun.nodes.peer_checks import PeerChecks
         from ddprun.nodes.rendezvous import FixedRankRendezvous
 
@@ -120,20 +121,7 @@ def bring_up(
     )
     agent = NodeAgent(context, rendezvous)
     is_new = voter is not None and not config.node_rank  # an elected node 0
-
-    def begin_copies(offers_at: str = "") -> CheckpointCopies | None:
-        where = (rendezvous.address, rendezvous.control, lambda: rendezvous.members, journal, folder.path)
-        return start_copies(config, *where, offers_at=offers_at, is_new=is_new)
-
-    copies = begin_copies()
-
-    def begin_again() -> None:
-        nonlocal copies
-        copies = begin_copies(route.own)
-
-    agent.on_new_store = begin_again
-    if copies and is_new:
-        agent.before_ranks = copies.restore
+    finish_copies = keep_copies(agent, context, rendezvous, route.own, is_new=is_new)
     report_missing_checkpoint(config, journal.log, is_first=not (folder.previous_run or voter))
     node_facts.write_inventory(folder.path, config, environ)
     node_metrics.start()
@@ -148,10 +136,40 @@ def bring_up(
     failed_or_stopped = "stopped" if agent.outcome.cause == "stopped" else "failed"
     series.state(failed_or_stopped if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot()
-    if copies:
-        copies.finish(succeeded=agent.outcome.code == 0)
+    finish_copies(agent.outcome.code == 0)
     agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
     return agent.outcome
+
+
+def keep_copies(
+    agent: "NodeAgent", node: "NodeContext", rendezvous: "FixedRankRendezvous", own: str, *, is_new: bool
+) -> Callable[[bool], None]:
+    """Copy checkpoints from node 0 to other nodes, if the job wants it. Raises NodeError.
+
+    ``own``: the address of this node. Return a function that waits for the last copy, after the ranks have ended.
+    """
+    from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
+
+    def begin(offers_at: str = "") -> CheckpointCopies | None:
+        where = (rendezvous.address, rendezvous.control, lambda: rendezvous.members, node.journal, node.folder.path)
+        return start_copies(node.config, *where, offers_at=offers_at, is_new=is_new)
+
+    copies = begin()
+
+    def begin_again() -> None:
+        nonlocal copies
+        if copies:
+            copies.close()
+        copies = begin(own)
+
+    def fill(attempt: int) -> None:
+        if copies:
+            if is_new and not agent.outcome:
+                copies.restore()
+            copies.fill(attempt, lambda: bool(node.stop.requested or agent.consensus.decision))
+
+    agent.on_new_store, agent.before_ranks = begin_again, fill
+    return lambda succeeded: copies.finish(succeeded=succeeded) if copies else None
 
 
 def stand_by(

@@ -9,6 +9,7 @@ ranks (ranks/observer.py) write their facts into the folder of the run.
 import contextlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,8 +27,8 @@ from ddpwire import names
 from ddpwire.run_files import OUTCOME, node_name
 
 POLL_S = 0.05
-FIRST_LIMIT_S, FIRST_IDLE_S = 600.0, 120.0  # for the undisturbed run, whose speed is unknown
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
+LIMIT_FACTOR = 10  # of a run that still takes steps, to the undisturbed run
 EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
 SIGNALS = {"term": signal.SIGTERM, "usr1": signal.SIGUSR1, "int": signal.SIGINT}
 TITLES = {
@@ -52,7 +53,8 @@ class Rehearsal:
 
     def __init__(self, plan: Any) -> None:
         self.plan, self.work, self.runs = plan, Path(plan.work), list[dict[str, Any]]()
-        self.limit_s, self.idle_s = FIRST_LIMIT_S, FIRST_IDLE_S
+        self.gpus = 0  # of a node, in whose place the script gets CPUs
+        self.limit_s, self.idle_s = math.inf, plan.idle_s  # for the undisturbed run, whose speed is unknown
 
     def node(self, number: int) -> Path:
         """Return the folder of a node."""
@@ -63,13 +65,18 @@ class Rehearsal:
         plan = self.plan
         plain = self._run("plain")
         if not any(process["step"] for process in plain["processes"]):
+            self.gpus, plain["scenario"] = self.plan.gpus, "gpus"
+            plain = self._run("plain")
+        self._write()
+        if not any(process["step"] for process in plain["processes"]):
             return  # nothing can be compared
         if (plain["hung"] or any(plain["codes"])) and not any(process["cut"] for process in plain["processes"]):
             return  # it fails by itself
         times = sorted(fact["time"] for process in plain["processes"] for kind in KINDS for fact in process[kind])
         self.idle_s = max(IDLE_S, IDLE_FACTOR * max((b - a for a, b in itertools.pairwise(times)), default=0.0))
-        self.limit_s = 3 * plain["seconds"] + self.idle_s + plan.grace_s
+        self.limit_s = LIMIT_FACTOR * plain["seconds"] + self.idle_s + plan.grace_s
         self._run("again")
+        self._write()
         last = plan.nodes * plan.ranks - 1
         acts = {"kill-rank": ("kill", last), "slow": ("sleep", last), "disk": ("disk", None), "raise": ("raise", last)}
         for name in plan.scenarios:
@@ -82,6 +89,13 @@ class Rehearsal:
             if name == "term" and last:
                 self._copy(self.work / "stopped", self.work)
                 self._run("ranks", after=name)
+            self._write()
+
+    def _write(self) -> None:
+        """Write the facts of all scenarios so far: ddpctl reads them even if it is interrupted."""
+        facts = self.work / "facts.new"
+        facts.write_text(json.dumps(self.runs))
+        facts.rename(self.work / "facts.json")
 
     def _copy(self, source: Path, target: Path) -> None:
         for node in {self.node(number).name for number in range(self.plan.nodes)}:
@@ -108,7 +122,7 @@ class Rehearsal:
         if name == "ranks":
             nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, ranks - 1)
         title = f"{TITLES[name]}{f' after {TITLES[after]}' if after else ''}"
-        title += f", at step {act['step']}" if act else ""
+        title += f", at step {act['step']}" if act else ", with CPUs in place of GPUs" if self.gpus else ""
         print(f"rehearse: {title} ...", file=sys.stderr, end="", flush=True)
         for number in () if after else range(nodes):
             self.reset(number)
@@ -116,6 +130,7 @@ class Rehearsal:
         # The first starts get equal seeds, so that they can be compared. A second start gets others, as on a cluster.
         seed = 1000 * len(self.runs) if after else 0
         observing = {"facts": str(folder / "facts"), "steps": self.plan.steps, "act": act or {}, "seed": seed}
+        observing["gpus"] = self.gpus
         began, run = time.time(), Run(self, folder, nodes, ranks, observing)
         hung = not run.follow(name)
         record = {"scenario": name, "after": after, "act": act or {}, "nodes": nodes, "ranks": ranks, "began": began}
@@ -286,7 +301,6 @@ def main() -> None:
 
     print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     rehearsal.perform()
-    (rehearsal.work / "facts.json").write_text(json.dumps(rehearsal.runs))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,10 @@ KINDS: Mapping[str, str] = {
     "started_over": (
         "Restarted ranks found no checkpoint and begin at step 1 again. Keys: steps (taken before the restart)."
     ),
+    "resumed_apart": (
+        "Ranks have resumed from different checkpoints. Keys: message, groups (for each: its ranks, and their file and "
+        "step), unknown (the ranks that were not observed)."
+    ),
     "checkpoint_saved": (
         "A checkpoint is on the disk. Keys: seconds (duration), waited_s (time that the loop waited), bytes, path."
     ),

@@ -41,7 +41,7 @@ def pack(node_dir: Path, seconds: float) -> tuple[str, ...]:
     most = min(max(math.ceil(seconds / 60), LEAST_LINES), MOST_LINES)
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while len(lines := _encode("ddprun-record", texts)) > most:
-        texts = {name: half for name, text in texts.items() if (half := _half(name, text, most))}
+        texts = {name: half for name, text in texts.items() if (half := _half(name, text, most, texts))}
     return lines if texts else ()
 
 
@@ -56,14 +56,16 @@ def _encode(kind: str, value: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{kind} {number}/{len(parts)} {part}" for number, part in enumerate(parts, 1))
 
 
-def _half(name: str, text: str, most: int) -> str:
+def _half(name: str, text: str, most: int, texts: Mapping[str, str]) -> str:
     if name == HISTORY:
         head, *rows = text.splitlines(keepends=True)
         return "".join((head, *rows[-1::-2][::-1])) if len(rows) > 1 else ""
     if name in _WHOLE:  # one JSON object, of which a half is of no use
         return text if len(text) < most * LINE_BYTES // 2 else ""
     lines = text.splitlines(keepends=True)
-    old = [at for at, line in enumerate(lines) if _RECURRING.search(line)] or range(len(lines))
+    old = [at for at, line in enumerate(lines) if _RECURRING.search(line)]
+    if not old and HISTORY not in texts:  # before that, the history can still become shorter
+        old = list(range(len(lines)))
     left_out = set(old[: (len(old) + 1) // 2])
     return "".join(line for at, line in enumerate(lines) if at not in left_out)
 

@@ -70,6 +70,7 @@ OUTCOME = "outcome.json"
 DIAGNOSIS, DIAGNOSIS_REQUEST, PROFILE = "diagnosis.json", "diagnosis.request", "profile.json"
 MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
+PYTHON_RECORD = "ddpctl-environment.json"  # in the folder of a Python environment that ddpctl launch has made
 State = Literal[  # of a node
     "starting",  # it makes its checks or, after the rendezvous, starts its ranks, for which it may import torch
     "rendezvous",
@@ -281,6 +282,7 @@ class NodeState:
     spare: int | None = None  # the number of this machine while it was a spare; None: it was none
     attempt: int = 1
     last_failure: str = ""  # why the previous attempt failed; empty: there was none, or this node did not take part
+    resumed_apart: str = ""  # on node 0: which ranks of this attempt have resumed from different checkpoints
     metrics: str | None = None  # the URL to scrape; None: not served yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
     runtime: str = ""  # the folder with the live state of the ranks (ddprun.runtime_dir)

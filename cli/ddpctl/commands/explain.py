@@ -17,7 +17,7 @@ from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_status import RunStatus, places_taken
 from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
 from ddpwire.events import EVENTS, Event, read_events
@@ -48,6 +48,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     why = explain_run(context, record, state)
+    why = replace(why, evidence=(*why.evidence, *places_taken(state.nodes)))
     lines = [
         f"{record.name}  {state.state}: {why.sentence}",
         *(f"  {line}" for line in why.evidence),
@@ -90,9 +91,9 @@ def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     explanation = explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
     answers = launcher.probe(context, run, Probe(metrics=False, files=(EVENTS,)))
-    nan = explaining.explain_not_finite(last_events(answers))
-    if nan and explanation.cause in ("none", "unknown"):
-        return replace(nan, evidence=explanation.evidence, unknown=explanation.unknown)
+    reported = explaining.explain_events(last_events(answers))
+    if reported and explanation.cause in ("none", "unknown"):
+        return replace(reported[0], evidence=explanation.evidence, unknown=explanation.unknown)
     return explanation
 
 

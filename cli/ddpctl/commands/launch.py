@@ -76,6 +76,7 @@ FLAGS: Mapping[str, Any] = {
     "workload": Annotated[str | None, _option("--kind", metavar="auto|pytorchjob|trainjob|job")],
     "replace_lost": Annotated[bool | None, typer.Option("--replace-lost")],
     "array": Annotated[str | None, _option("--array", metavar="0-3%2")],
+    "wheelhouse": Annotated[str | None, _option("--wheelhouse", metavar="DIR")],
     "exclude": Annotated[list[str] | None, typer.Option("--exclude", metavar="HOST")],
     "command": Annotated[
         list[str] | None, typer.Argument(metavar="[-- SCRIPT ARGS...]", help=PROGRAM, show_default=False)

@@ -13,9 +13,10 @@ from ddpctl.commands.arguments import Json, print_result
 from ddpctl.commands.launch import PROGRAM, File, Gpus, Nodes, request_of_flags
 from ddpctl.diagnosis.rehearsal import SCENARIOS, Row, judge
 from ddpctl.errors import UsageError
+from ddpctl.execution.interrupts import code_of
 from ddpctl.operations import rehearsal
 from ddpctl.operations.launcher import open_context
-from ddpctl.text import format_duration
+from ddpctl.text import counted, format_duration
 from ddpwire.exits import Exit
 
 COLORS = {"ok": "green", "fault": "bold red", "unknown": "yellow"}
@@ -28,16 +29,14 @@ def rehearse(
     ranks: Annotated[str | None, typer.Option("--ranks", metavar="R")] = None,
     steps: Annotated[int, typer.Option("--steps", min=4, metavar="N", help="How many steps of a run to observe.")] = 60,
     only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="NAME,...", help=f"Some of the disturbances: {', '.join(SCENARIOS)}."),
+        str | None, typer.Option("--only", metavar="NAMES", help=f"Some of {', '.join(SCENARIOS)}.")
     ] = None,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="One folder for all nodes, as on a shared disk, not one for each.")
-    ] = False,
-    link: Annotated[
-        list[str] | None,
-        typer.Option("--link", metavar="PATH", help="Data of the project that is only read: the nodes share it."),
+    shared: Annotated[bool, typer.Option("--shared", help="One folder for all nodes, as on a shared disk.")] = False,
+    link: Annotated[list[str] | None, typer.Option("--link", metavar="PATH", help="Data that is only read.")] = None,
+    hang_timeout: Annotated[
+        str | None, typer.Option("--hang-timeout", metavar="S", help="Longest time of a step; 0: any [default: 120].")
     ] = None,
+    target: Annotated[str | None, typer.Option("--target", "-t", metavar="T", help="Only local, so far.")] = None,
     file: File = None,
     as_json: Json = False,
     command: Annotated[
@@ -50,20 +49,29 @@ def rehearse(
     something happens to it: a signal, a kill, a full disk. The exit code is 1 if a row of the table is a fault, and 69
     if no step of the script was seen.
     """
+    if target not in (None, "local"):
+        advice = f"log in to a machine of {target!r}, and run ddpctl rehearse there"
+        raise UsageError(f"--target {target}: a rehearsal runs on the CPUs of this machine: {advice}")
     scenarios = [*SCENARIOS] if only is None else only.split(",")
     if wrong := [name for name in scenarios if name not in SCENARIOS]:
         raise UsageError(f"--only: {wrong[0]!r} is not a disturbance: expected some of {', '.join(SCENARIOS)}")
-    flags = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks, "file": file}
-    given = {name: value for name, value in flags.items() if value is not None}
-    given |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
-    request = request_of_flags({**given, "device": "cpu", "command": command or []})
+    flags: dict[str, Any] = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks}
+    flags |= {"file": file, "hang_timeout": hang_timeout, "device": "cpu", "command": command or []}
+    flags |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
+    request = request_of_flags({name: value for name, value in flags.items() if value is not None})
+    if request.job.min_nodes < request.job.max_nodes:
+        raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
     began = time.monotonic()
-    runs = rehearsal.rehearse(
+    runs, interruption = rehearsal.rehearse(
         open_context(), request, steps=steps, shared=shared, links=link or [], scenarios=scenarios
     )
-    rows, seconds = judge(runs), time.monotonic() - began
-    seen = any(row.id == "steps" and row.verdict != "unknown" for row in rows)
-    code = Exit.SCRIPT if any(row.verdict == "fault" for row in rows) else Exit.OK if seen else Exit.UNAVAILABLE
+    rows, seconds = judge(runs, scenarios if interruption else ()), time.monotonic() - began
+    verdicts = {row.id: row.verdict for row in rows}
+    code: int = Exit.OK if verdicts.get("steps") == "ok" else Exit.UNAVAILABLE
+    code = Exit.SCRIPT if "fault" in verdicts.values() else code
+    if interruption:
+        code = code_of(interruption)
+        print("\nddpctl: the rehearsal was interrupted: what it did not run to the end is unknown", file=sys.stderr)
     result: dict[str, Any] = {"code": int(code), "seconds": round(seconds, 1), "rows": [asdict(row) for row in rows]}
     print_result(result, [table(rows, seconds, len(runs))], as_json=as_json)
     raise typer.Exit(int(code))
@@ -88,5 +96,5 @@ def table(rows: Sequence[Row], seconds: float, runs: int) -> str:
         for mend in dict.fromkeys(row.mend for row in rows if row.mend):
             console.print(Text(f"\nmends {', '.join(row.id for row in rows if row.mend == mend)} (docs/script.md):"))
             console.print(*(Text(f"    {line}") for line in mend), sep="\n", soft_wrap=True)
-        console.print(f"\n{', '.join(counts)}, in {runs} runs and {format_duration(seconds)}")
+        console.print(f"\n{', '.join(counts)}, in {counted(runs, 'run')} and {format_duration(seconds)}")
     return captured.get().rstrip("\n")

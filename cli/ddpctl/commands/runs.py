@@ -33,7 +33,7 @@ from ddpctl.job.launch_plan import TRAINER, program
 from ddpctl.operations import launcher, removal, run_folders
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
-from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_status import RunStatus, machine_of
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery, no_such_log
 from ddpctl.text import EscapeFilter, one_line, quote
@@ -112,6 +112,9 @@ def logs(
     if launcher.is_unplaced(record):
         raise _no_log(record, launcher.status(context, (record,))[0])
     asked = bool(rank or node)
+    if node and record.job.spares:
+        (state,) = launcher.status(context, (record,))
+        node = [machine_of(state.nodes, number) for number in node]
     if not rank and run_folders.is_by_hand(record):  # the nodes of such a run have no node.log
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
@@ -215,7 +218,7 @@ def attach(run: RunName = None, tail: Tail = None) -> None:
     The exit code is that of the run. The first Ctrl-C asks the ranks to save and stop; the exit code is then 130. The
     second Ctrl-C kills the ranks. To follow a run that Ctrl-C must not stop, use ddpctl logs -f.
     """
-    context, record = _find_going(run)
+    context, record, _ = _find_going(run)
     state, code = launcher.follow(context, record, tail=tail)
     explain.emit_end(context, record, state, code)
     raise typer.Exit(int(code))
@@ -233,7 +236,8 @@ def execute(
     \b
     ddpctl exec night --node 1 -- nvidia-smi
     """
-    context, record = _find_going(run)
+    context, record, state = _find_going(run)
+    node = machine_of(state.nodes, node)
     tty = sys.stdin.isatty() and sys.stdout.isatty()
     raise typer.Exit(launcher.execute(context, record, node=node, argv=tuple(command), tty=tty))
 
@@ -242,8 +246,8 @@ def shell(run: RunName = None, node: Node = 0) -> None:
     """Open a shell on a node of a run. If the node has a container, the shell runs in it."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("shell: this is not a terminal; ddpctl exec RUN -- COMMAND runs a command without a terminal")
-    context, record = _find_going(run)
-    raise typer.Exit(launcher.execute(context, record, node=node, argv=(), tty=True))
+    context, record, state = _find_going(run)
+    raise typer.Exit(launcher.execute(context, record, node=machine_of(state.nodes, node), argv=(), tty=True))
 
 
 def rm(
@@ -291,7 +295,7 @@ def rm(
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")
 
 
-def _find_going(name: str | None) -> tuple[AppContext, Run]:
+def _find_going(name: str | None) -> tuple[AppContext, Run, RunStatus]:
     context = launcher.open_context()
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
@@ -299,7 +303,7 @@ def _find_going(name: str | None) -> tuple[AppContext, Run]:
         raise UnavailableError(f"run '{run.name}' has no node yet: {state.message}")
     if state.ended:
         raise NoInputError(f"run '{run.name}' has ended ({state.state}): see ddpctl status {run.name}")
-    return context, run
+    return context, run, state
 
 
 def _set_suspended(name: str, *, again: bool) -> None:

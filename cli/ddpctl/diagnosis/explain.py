@@ -44,6 +44,7 @@ Cause = Literal[
     "data_loader",  # one rank, or all ranks, wait for their data
     "unused_parameters",  # DDP waits for gradients that never arrive
     "nan",  # a loss or a gradient is not finite
+    "resumed_apart",  # ranks have resumed from different checkpoints
     "disk_full",
     "checkpoint",  # a rank is saving while others wait
     "straggler",
@@ -117,10 +118,10 @@ def explain_outcome(
             sentence += f"; other ranks waited for rank {rank} (node {node}), which had exited with 0"
         else:
             sentence += "; its connection to another rank was lost, but no other rank is known to have ended earlier"
-    if nan := explain_not_finite(events):
-        sentence += f"; {nan.sentence}"
-        if outcome.code == Exit.DATA:
-            cause, rank, node = nan.cause, nan.rank, nan.node
+    for report in explain_events(events):
+        sentence += f"; {report.sentence}"
+        if outcome.code == Exit.DATA and report.cause == "nan":
+            cause, rank, node = report.cause, report.rank, report.node
     stopped = outcome.cause == "stopped" and outcome.code in STOPPED  # the rank's last lines do not explain the end
     evidence = _log_evidence(outcome, log, has_log=has_log) if outcome.code and not stopped else []
     return Explanation(
@@ -152,10 +153,18 @@ _UNKNOWN = {
 }
 
 
-def explain_not_finite(events: Sequence[Event]) -> Explanation | None:
-    """Explain where NaN or infinity was first reported in the last attempt. Return None if it was not reported."""
+def explain_events(events: Sequence[Event]) -> list[Explanation]:
+    """Explain the faults of the last attempt that events report: NaN, and different checkpoints."""
     attempt = max((event.attempt for event in events), default=0)
-    reports = [event for event in events if event.event == "not_finite" and event.attempt == attempt]
+    events = [event for event in events if event.attempt == attempt]
+    apart = next((str(event.facts.get("message")) for event in events if event.event == "resumed_apart"), "")
+    explanations = [Explanation(cause="resumed_apart", sentence=one_line(apart))] if apart else []
+    return [*filter(None, [_not_finite(events)]), *explanations]
+
+
+def _not_finite(events: Sequence[Event]) -> Explanation | None:
+    """Explain where NaN or infinity was first reported. Return None if it was not reported."""
+    reports = [event for event in events if event.event == "not_finite"]
     complete = [event for event in reports if None not in (event.step, event.rank)]
     if not complete:
         return None

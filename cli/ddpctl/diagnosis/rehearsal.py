@@ -13,13 +13,17 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
+from ddpctl.text import counted
+
 Verdict = Literal["ok", "fault", "unknown"]
 Judgement = tuple[Verdict, str]
 Facts = Mapping[str, Any]
 SCENARIOS = ("term", "usr1", "int", "kill-rank", "kill-node", "slow", "disk", "raise")
+STARTS = ("term", "kill-rank", "kill-node", "disk")  # after which the ranks start again
+STARTING = ("resume", "resume-data", "resume-optimizer", "resume-weights", "same-checkpoint")  # questions about these
 DIGITS, ROUNDING = 16, 5  # of a double; that a float has at least after a sum in another order
 UNSEEN = "no step of a torch.optim.Optimizer was seen"
-OTHER_WEIGHTS = "it begins with weights that no step before had"
+OTHER_WEIGHTS = "it begins with weights that no step before had, or several"
 LONGER = "use a larger --steps"
 
 
@@ -79,7 +83,7 @@ class Rehearsal:
         pairs = [(self.plain[rank]["step"], self.again[rank]["step"]) for rank in self.plain if rank in self.again]
         steps = chain.from_iterable(zip(*both, strict=False) for both in pairs)
         self.digits = min((_alike(*both) for both in steps), default=0)  # to which two undisturbed runs are equal
-        starts = (self._resume(title) for title in ("term", "kill-rank", "kill-node", "disk"))
+        starts = (self._resume(title) for title in STARTS)
         self.resumes = {resume.title: resume for resume in starts if resume}  # with the same number of ranks
         self.good = [resume for resume in self.resumes.values() if resume.step]
 
@@ -130,9 +134,11 @@ def _reached(ranks: Mapping[int, Facts]) -> int:
 
 
 def _place(before: Facts | None, after: Facts) -> int | None:
-    weights, steps = after["begin"][0]["weights"], before["step"] if before else ()
-    is_new = before is not None and before["begin"][0]["weights"] == weights
-    return next((int(step["step"]) for step in reversed(steps) if step["weights"] == weights), 0 if is_new else None)
+    begin, steps = after["begin"][0], [{**before["begin"][0], "step": 0}, *before["step"]] if before else ()
+    equal = [step for step in steps if step["weights"] == begin["weights"]]
+    if len(equal) > 1:  # a step has not changed the weights, such as the first one of a warm-up
+        equal = [step for step in equal if step["state"] == begin["state"]]
+    return int(equal[0]["step"]) if len(equal) == 1 else None
 
 
 def _digits(first: Sequence[float | None], second: Sequence[float | None]) -> int:
@@ -171,6 +177,8 @@ def _end(run: Facts) -> str:
 
 
 def _elsewhere(facts: Rehearsal) -> str:
+    if _failed(facts.run("again")):
+        return f"the second undisturbed run did not do as the first one: {_end(facts.run('again'))}"
     written = {save["save"] for save in _all(facts.plain, "save")}
     read = (load["load"] for process in facts.run("again")["processes"] for load in process["load"])
     if path := next((path for path in read if path in written and "/ddpctl-rehearse-" not in path), ""):
@@ -181,7 +189,8 @@ def _elsewhere(facts: Rehearsal) -> str:
 def _group(facts: Rehearsal) -> Judgement:
     run, plain = facts.run("plain"), facts.plain
     if not plain:
-        return "unknown", f"{UNSEEN}: {_end(run)}"
+        ends = [_end(run) for run in (facts.run("gpus"), run) if run]
+        return "unknown", f"{UNSEEN}: {', and with CPUs in place of GPUs '.join(ends)}"
     if facts.failed:
         return "fault", f"the undisturbed run failed after step {facts.steps}: {_end(run)}"
     sizes = {process["group"][0]["world"] if process["group"] else 1 for process in plain.values()}
@@ -192,7 +201,10 @@ def _group(facts: Rehearsal) -> Judgement:
         if len({process["begin"][0]["weights"] for process in plain.values()}) > 1:
             return "unknown", "the ranks begin with different weights, as the stages of a pipeline do"
         return "fault", f"after step {facts.steps} the ranks have different weights, and no shards of them"
-    return "ok", f"{len(plain)} ranks in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights"
+    return (
+        "ok",
+        f"{counted(len(plain), 'rank')} in one group, with {'shards of the' if facts.is_sharded else 'equal'} weights",
+    )
 
 
 def _reports(facts: Rehearsal) -> Judgement:
@@ -200,12 +212,17 @@ def _reports(facts: Rehearsal) -> Judgement:
         return "unknown", UNSEEN
     if errors := _all(facts.plain, "error"):
         return "unknown", f"some steps or samples could not be recorded: {errors[0]['error']}"
-    seen = f"{facts.steps} steps{'' if facts.ended else f', then the run was cut ({LONGER})'}"
+    devices = ", with CPUs in place of GPUs" * bool(facts.run("gpus"))
+    seen = f"{counted(facts.steps, 'step')}{devices}{'' if facts.ended else f', then the run was cut ({LONGER})'}"
     reported = any(step["reported"] for step in _all(facts.plain, "step"))
     return "ok", f"{seen}{', reported by ddp.progress' if reported else ', not reported: seen in Optimizer.step'}"
 
 
-def _repeatable(facts: Rehearsal) -> Judgement:
+def _repeatable(facts: Rehearsal) -> Judgement | None:
+    if not facts.run("again"):
+        return None
+    if nan := [step["step"] for step in _all(facts.plain, "step") if math.isnan(step["loss"] or 0.0)]:
+        return "unknown", f"the loss is NaN in step {min(nan)}"
     if not facts.digits:
         return "unknown", "two undisturbed runs differ in every digit: the script takes other random numbers in each"
     return "ok", f"losses and weights of two undisturbed runs are equal {_to(facts.digits)} (with equal seeds)"
@@ -249,7 +266,7 @@ def _samples(facts: Rehearsal) -> Judgement:
             return "fault", f"epoch {number}: {times} ranks use sample {sample}, and {len(counts)} samples are used"
         if unused > batch * len(ranks):
             return "unknown", f"epoch {number}: {unused} of {max(counts) + 1} samples are not used: a part, or left out"
-    return "ok", f"none twice or left out in {len(epochs)} epochs, except to fill or drop the last batch"
+    return "ok", f"none twice or left out in {counted(len(epochs), 'epoch')}, except to fill or drop the last batch"
 
 
 def _order(facts: Rehearsal) -> Judgement:
@@ -272,6 +289,7 @@ def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
         return "unknown", f"the script ended before step {step}: {_end(run)}"
     times = [save["time"] - asked for save in _all(ranks, "save") if save["time"] > asked and not save["error"]]
     files = [file["file"] for file in _all(ranks, "file") if file["time"] > asked]
+    files = [file for file in files if "/tmp/" not in file.partition("/node-")[2]]  # noqa: S108 (a node's TMPDIR)
     wrote = times or [file for file in files if "/checkpoints/" in file]
     reached, resume = _reached(ranks), facts.resumes.get(scenario)
     if (resume.step or 0) >= step if resume and resume.step is not None else wrote:
@@ -299,14 +317,13 @@ def _resumes(facts: Rehearsal) -> Judgement | None:
     return ("fault", f"each start begins at step 1; {saved}") if starts else None
 
 
-def _of_good(judge: Callable[[Rehearsal, Resume], Judgement], facts: Rehearsal) -> Judgement | None:
+def _of_good(judge: Callable[[Rehearsal, Resume], Judgement | None], facts: Rehearsal) -> Judgement | None:
     """Return the worst judgement about the starts that resume, or None if there was no second start."""
-    if not facts.good:
-        return ("unknown", "it does not resume") if facts.resumes else None
+    judgements = [(*judgement, resume.title) for resume in facts.good if (judgement := judge(facts, resume))]
+    if not judgements:
+        return ("unknown", "it does not resume, or after the last step") if facts.resumes else None
     order = ("fault", "unknown", "ok")
-    verdict, evidence, title = min(
-        ((*judge(facts, resume), resume.title) for resume in facts.good), key=lambda triple: order.index(triple[0])
-    )
+    verdict, evidence, title = min(judgements, key=lambda triple: order.index(triple[0]))
     return verdict, evidence if verdict == "ok" else f"{title}: {evidence}"
 
 
@@ -318,13 +335,10 @@ def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, F
         yield number, plain, step
 
 
-def _data(facts: Rehearsal, resume: Resume) -> Judgement:
-    start = resume.step or 0
+def _data(facts: Rehearsal, resume: Resume) -> Judgement | None:
     if why := _blind(facts):
-        number, plain, step = next(_pairs(facts, resume, 0), (start, {"loss": 0.0}, {"loss": 1.0}))
-        same = _digits([plain["loss"]], [step["loss"]])
-        is_same = facts.digits and same >= min(facts.digits, ROUNDING)
-        return ("ok" if is_same else "unknown"), f"{why}; the loss of step {number} is that without a stop {_to(same)}"
+        return _inputs(facts, resume, why)
+    start = resume.step or 0
     for rank in resume.alike:
         before, reference = resume.before[rank]["step"], facts.plain[rank]["step"]
         if start >= len(reference) or _batch(reference[start])[0] != _batch(reference[start - 1])[0]:
@@ -338,7 +352,31 @@ def _data(facts: Rehearsal, resume: Resume) -> Judgement:
                 other = next((old["step"] for old in reference if _batch(old)[1] == _batch(step)[1]), None)
                 samples = f"the samples of step {other}" if other else f"other samples ({[*_batch(step)[1]][:3]})"
                 return "fault", f"after step {start}, step {number} of rank {rank} uses {samples}"
-    return "ok", "the samples are those of the undisturbed run"
+    return _length(facts, resume) or ("ok", "the samples are those of the undisturbed run")
+
+
+def _length(facts: Rehearsal, resume: Resume) -> Judgement | None:
+    """Return a fault if a start takes more or fewer steps than were left, such as a whole epoch again."""
+    if not facts.ended or _failed(resume.run) or any(process["cut"] for process in resume.after.values()):
+        return None
+    start, steps = resume.step or 0, min(len(process["step"]) for process in resume.after.values())
+    text = f"after step {start}, it takes {steps} steps in place of {facts.steps - start}"
+    return ("fault", text) if steps != facts.steps - start else None
+
+
+def _inputs(facts: Rehearsal, resume: Resume, why: str) -> Judgement | None:
+    """Compare the first input of the model in each step, where the samples have no numbers."""
+    pairs = [(rank, *pair) for rank in resume.alike for pair in _pairs(facts, resume, rank)]
+    for rank, number, plain, step in pairs:
+        if step["input"] != plain["input"]:
+            text = f"after step {resume.step}, step {number} of rank {rank} has the input of "
+            other = next((old["step"] for old in facts.plain[rank]["step"] if old["input"] == step["input"]), None)
+            return ("fault", f"{text}step {other}") if other else ("unknown", f"{why}; {text}no undisturbed step")
+    if not all(step["input"] for *_, step in pairs):
+        return "unknown", f"{why}, and no module got a tensor"
+    if not pairs:
+        return None
+    return _length(facts, resume) or ("ok", f"{why}; the inputs of the model are those of the undisturbed run")
 
 
 def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:
@@ -354,15 +392,16 @@ def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:
 
 
 def _weights(facts: Rehearsal) -> Judgement | None:
-    starts = [(resume, rank) for resume in facts.good for rank in resume.alike]
-    equal = [(number, _alike(a, b)) for resume, rank in starts for number, a, b in _pairs(facts, resume, rank)]
+    starts = [_pairs(facts, resume, rank) for resume in facts.good for rank in resume.alike]
+    equal = [pairs for start in starts if (pairs := [(_alike(a, b), number) for number, a, b in start])]
     if not equal or not facts.digits:
         return ("unknown", "there is no undisturbed step to compare with") if facts.resumes else None
-    worst = min(digits for _, digits in equal)
+    pairs = min(equal, key=min)
+    worst, _ = min(pairs)
     text = f"losses and weights after a resume are equal {_to(worst)}"
     if worst >= facts.digits:
         return "ok", text
-    first, begins = min((number, digits) for number, digits in equal if digits < DIGITS)
+    begins, first = next(pair for pair in pairs if pair[0] < DIGITS)
     cause = "sums in another order" if begins >= ROUNDING else "other samples, state or random numbers"
     return "ok", f"{text}; from step {first} on: {cause}"
 
@@ -383,7 +422,7 @@ def _same(facts: Rehearsal) -> Judgement | None:
                 return "fault", f"{resume.title}: the ranks {text} {by_rank}; {loaded} loaded a file"
         if _failed(resume.run):
             return "fault", f"{resume.title}: {_end(resume.run)}"
-    return ("ok", f"in {len(facts.good)} starts") if facts.good else None
+    return ("ok", f"in {counted(len(facts.good), 'start')}") if facts.good else None
 
 
 def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
@@ -393,7 +432,7 @@ def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
         return "fault", f"the ranks did not start again: {_end(run)}"
     if resume.step is None:
         return "unknown", OTHER_WEIGHTS
-    lost = f"steps {resume.step + 1} to {resume.reached}"
+    lost = f"steps {resume.step + 1} to {resume.reached}" if resume.step < resume.reached else "no step"
     if _failed(resume.run):
         return "fault", f"{lost}, and then {_end(resume.run)}"
     if not resume.step and not facts.ended:
@@ -414,6 +453,8 @@ def _disk(facts: Rehearsal) -> Judgement | None:
         return "unknown", "no torch.save or dcp.save after the first one could be made to fail"
     after, resume = facts.run("resume", "disk"), facts.resumes.get("disk")
     how = f"the save of step {full[0]['step']} fails at half of its size (RLIMIT_FSIZE): {full[0]['error']}"
+    if resume and len(facts.resumes) > 1 and not facts.good:
+        return "unknown", f"{how}; but it does not resume without that either"
     if _failed(after) or (resume and resume.step == 0):
         return "fault", f"{how}; then {_end(after) if _failed(after) else 'it begins at step 1'}"
     if resume and resume.step is None:
@@ -445,7 +486,7 @@ def _raises(facts: Rehearsal) -> Judgement | None:
         return None
     times = [at["time"] for process in run["processes"] for at in process["at"]]
     if not times:
-        return "unknown", f"the script ended before step {run['act']['step']}"
+        return "unknown", f"the script ended before step {run['act']['step']}: {_end(run)}"
     seconds = run["began"] + run["seconds"] - min(times)
     if run["hung"]:
         return "fault", f"{seconds:.0f} s after an exception in rank {run['act']['rank']}, ranks still ran"
@@ -453,18 +494,20 @@ def _raises(facts: Rehearsal) -> Judgement | None:
 
 
 def _left(facts: Rehearsal) -> Judgement:
-    run = facts.run("plain")
-    ends = [end for process in run["processes"] for end in process["end"]]
-    if left := [*sorted({line for end in ends for line in end["left"]}), *run["left"]]:
-        return "fault", f"{len(left)} processes or files: {', '.join(left[:3])}"
-    return (
-        ("ok", "no process, shared memory or temporary file")
-        if ends
-        else ("unknown", "no rank came to its end" if facts.ended else f"the run was cut: {LONGER}")
-    )
+    for run in map(facts.run, ("plain", "term", "usr1", "int")):  # the first in which all ranks came to their end
+        ends = [end for process in run.get("processes", ()) for end in process["end"]]
+        if run and len(ends) >= run["nodes"] * run["ranks"]:
+            left = [*sorted({" ".join(line.split())[:100] for end in ends for line in end["left"]}), *run["left"]]
+            text = ", ".join(left[:3]) + f", and {len(left) - 3} more" * (len(left) > 3)
+            return ("fault", text) if left else ("ok", "no process, shared memory or temporary file")
+    return "unknown", "the ranks did not come to their end" if facts.ended else f"the run was cut: {LONGER}"
 
 
-SAVE = "if ddp.should_stop():  # the same answer on every rank\n    save(step)  # on rank 0\n    ddp.stop()"
+SAVE = """\
+import ddpwire.script as ddp  # first, above `import torch`
+if ddp.should_stop():  # after each step: the same answer on every rank
+    save(step)  # on rank 0
+    ddp.stop()"""
 RESTORE = """\
 state = [torch.load(path) if rank == 0 and path.exists() else None]
 dist.broadcast_object_list(state)  # the other nodes may not see rank 0's folder
@@ -514,17 +557,30 @@ QUESTIONS: Mapping[str, tuple[str, Callable[[Rehearsal], Judgement | None], str]
 
 
 COMPARING = {*QUESTIONS} - {"group", "steps", "samples", "order", "slow", "raise", "left"}
+NOT_RUN = "not run"
 
 
-def judge(runs: Sequence[Facts]) -> list[Row]:
-    """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered."""
+def judge(runs: Sequence[Facts], interrupted: Sequence[str] = ()) -> list[Row]:
+    """Answer the questions whose scenarios were run. If no step was seen, only the first ones can be answered.
+
+    If the rehearsal was ``interrupted``, these scenarios were asked for, and those that were not run are unknown.
+    """
     facts, rows = Rehearsal(runs), []
+    missing = {name for name in ("plain", "again", *interrupted) if interrupted and not facts.run(name)}
     for name, (question, decide, lines) in QUESTIONS.items():
         is_judged = name == "group" if facts.failed else bool(facts.plain) or name in ("group", "steps", "left")
-        if is_judged and (judgement := decide(facts)):
-            verdict, evidence = judgement
+        judgement = decide(facts) if is_judged and facts.run("plain") else None
+        if judgement or missing & _scenarios(name):
+            verdict, evidence = judgement or ("unknown", NOT_RUN)
             if name in COMPARING and not facts.is_repeated:
                 verdict, evidence = "unknown", _elsewhere(facts)
             mend = tuple(lines.splitlines()) if verdict == "fault" and not facts.failed else ()
             rows.append(Row(id=name, question=question, verdict=verdict, evidence=evidence, mend=mend))
     return rows
+
+
+def _scenarios(name: str) -> set[str]:
+    """Return the scenarios, any of which can answer a question."""
+    if (own := name.removeprefix("save-")) in SCENARIOS:
+        return {own}
+    return {*STARTS} if name in STARTING else {"repeatable": {"again"}, "ranks": {"term"}}.get(name, {"plain"})

@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import NoInputError
 from ddpctl.job.spec import JobSpec
-from ddpctl.text import one_line
+from ddpctl.text import counted, one_line
 from ddpwire import names
 from ddpwire.run_files import NOTICE_EVENTS, STORE_SECRET
 
@@ -100,11 +100,6 @@ def title(job: JobSpec) -> str:
     what = words[1] if words[0] == "-m" else words[0]
     spares = f", with {counted(job.spares, 'spare')}" if job.spares else ""
     return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}{spares}"
-
-
-def counted(number: int | str, noun: str) -> str:
-    """Return a number with its noun: ``1 node``, ``2 nodes``, ``1:4 nodes``."""
-    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
 
 def unused_gpus(job: JobSpec) -> str:

@@ -65,6 +65,8 @@ def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
     if name not in known:
         meant = _ELSEWHERE.get(name.lower())
         text = unknown(name, f"key of {what}", known, meant if meant in known else None)
+        if name in ("environment", "wheelhouse") and cls is not JobSpec:
+            text = f"only targets of kind ssh and slurm have {name!r}: {_OWN_PACKAGES}"
         return Problem(place, text, of_key=True)
     base, _ = known[name]
     if (entry := record_of(base)) and len(inner) > 1:
@@ -106,6 +108,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("priority_class", "pull", "request_cpus", "request_memory", "scheduler", "spread"), "pod"),
 }
 
+_OWN_PACKAGES = "install the packages of the lock in the image, or in the Python that runs ddpctl"
 FILE_NAME = "ddpctl.yaml"
 Kinds = Mapping[str, Callable[[], type]]  # kind → a function that imports and returns its options dataclass
 SECTIONS = {

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from ddpctl.command import Command, FilePart, Host, Transfer, Verb
 from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.files.images import Engine, Image, difference, human_size, inspect_line, read_inspect
-from ddpctl.job.launch_plan import counted
 from ddpctl.operations.launcher import AppContext
 from ddpctl.operations.removal import together
+from ddpctl.text import counted
 from ddpwire.exits import Exit
 
 Codec = Literal["zst", "gz"]

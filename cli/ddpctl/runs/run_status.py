@@ -203,11 +203,20 @@ def present_nodes(nodes: Iterable[NodeReport]) -> tuple[NodeReport, ...]:
     return tuple(report for report in nodes if latest.get(report.number, report) is report)
 
 
+def places_taken(nodes: Iterable[NodeReport]) -> list[str]:
+    """Return a phrase for each spare that has taken the place of a node."""
+    return [f"spare {report.node} is node {report.number}" for report in nodes if report.number != report.node]
+
+
+def machine_of(nodes: Iterable[NodeReport], number: int) -> int:
+    """Return the machine that is the node of this number now. If there is none, the number is that of a machine."""
+    return next((report.node for report in present_nodes(nodes) if report.number == number), number)
+
+
 def _describe_spares(nodes: Iterable[NodeReport]) -> str:
     """Return the end of a sentence about spares that wait, and about those that have taken a place."""
     waiting = sum(report.alive and report.is_spare for report in nodes)
-    moved = [f"spare {report.node} is node {report.number}" for report in nodes if report.number != report.node]
-    texts = [f"{waiting} spare{'s' * (waiting > 1)} waiting"] * (waiting > 0) + moved
+    texts = [f"{waiting} spare{'s' * (waiting > 1)} waiting"] * (waiting > 0) + places_taken(nodes)
     return "".join(f", {text}" for text in texts)
 
 
@@ -250,6 +259,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             message += f"; attempt {attempt} was started because {why}"
         elif attempt > 1:
             message += f", attempt {attempt}"
+        message += "".join(f"; {node.resumed_apart}" for node in reported if node.resumed_apart)
         message += _not_ended(reported) if state == "stopping" else ""
         if state == "training" and not _have_steps(nodes):
             again = " in this attempt" if attempt > 1 else ""

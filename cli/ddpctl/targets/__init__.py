@@ -62,6 +62,7 @@ class GpuReport:
     uuid: str
     computes: bool  # whether a program computes on it
     run: str | None = None  # the run that uses it
+    node: int | None = None  # the number of the run's machine; spares have the numbers after those of the nodes
     since: int | None = None  # by the machine's clock, in seconds since the epoch
     busy_percent: int | None = None
     memory_mib: int | None = None
@@ -73,6 +74,7 @@ class CpuRun:
     """A run that uses no GPUs."""
 
     run: str
+    node: int
     since: int
 
 

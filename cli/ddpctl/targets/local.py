@@ -23,7 +23,6 @@ from ddpctl.job.launch_plan import (
     Plan,
     check_script,
     contract,
-    counted,
     ddprun_args,
     find_script,
     look_for_script,
@@ -36,7 +35,7 @@ from ddpctl.job.values import Options
 from ddpctl.runs.run_status import RunStatus, fold_nodes, node_report
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
-from ddpctl.text import one_line
+from ddpctl.text import counted, one_line
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.machine import MIG

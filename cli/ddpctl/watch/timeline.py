@@ -53,12 +53,12 @@ WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
 LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
-    "took_place",
+    "took_place", "resumed_apart",
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # events that a node reports about itself
 Placed = Mapping[int, Sequence[float]]  # the times at which each node got a machine, in seconds since the epoch
 PLACE_S = 2.0  # tolerance, because a queue may report whole seconds of another clock
-BAD = ("failed", "checkpoint_failed")
+BAD = ("failed", "checkpoint_failed", "resumed_apart")
 OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node or every rank reports these events
 SAME_S = 60.0  # nodes report the same event within this time
 
@@ -445,8 +445,9 @@ def describe_event(event: Event) -> str:
             return f"{who} is as fast as the others again"
         case "signal":
             return f"{facts.get('signal', 'a signal')} was received"
-        case "checkpoint_failed":
-            return f"a checkpoint could not be written: {facts.get('message', '')}"
+        case "checkpoint_failed" | "resumed_apart":
+            failed = "a checkpoint could not be written: " * (event.event == "checkpoint_failed")
+            return f"{failed}{facts.get('message', '')}"
         case "stopping":
             return f"the ranks stop after step {event.step}"
         case other:

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 
+import pytest
+
 from ddprun.files import process_discovery
 from ddpwire.events import read_events
 from ddpwire.run_files import Outcome
@@ -89,6 +91,49 @@ def test_a_job_that_may_shrink_goes_on_without_a_lost_node(runs):
     assert first.end() == 0
 
 
+<<<<<<< HEAD
+=======
+def test_a_node_0_that_falls_silent_is_named(runs):
+    """No connection is closed when a machine loses its power: every call to its store just waits."""
+    first, second = runs.pair("steps.py", "--steps", "100000")
+    runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
+    first.process.send_signal(signal.SIGSTOP)
+    assert second.end() == 137
+    assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
+    first.process.kill()
+
+
+def resumed_apart(runs, how, *, executed=()):
+    """What node 0 reports after a restart of two nodes, which have folders of their own for checkpoints."""
+    port = runs.free_port()
+    for node in (1, 0):
+        env = {"DDP_CHECKPOINT_DIR": str(runs.run_dir.parent / f"checkpoints-{node}")}
+        options = ("--nproc-per-node", "2", *(("--exec",) if node in executed else ()))
+        last = runs.start("resume.py", how, node=node, nodes="2", port=port, options=options, env=env)
+    assert [node.end() for node in runs.nodes] == [0, 0]
+    assert last.facts() == DONE
+    assert not [event for event in runs.nodes[0].events() if event.event == "resumed_apart"]
+    return [event for event in last.events() if event.event == "resumed_apart"]
+
+
+def test_ranks_that_resume_from_different_checkpoints_are_named(runs):
+    (event,) = resumed_apart(runs, "own")
+    first = {"ranks": [0, 1], "file": "last", "step": 5}
+    second = {"ranks": [2, 3], "file": "", "step": 0}
+    assert (event.attempt, event.facts["groups"], event.facts["unknown"]) == (2, [first, second], [])
+    assert runs.nodes[1].state().resumed_apart == event.facts["message"]
+
+
+@pytest.mark.parametrize("how", ["first", "shards", "late"])
+def test_ranks_that_resume_from_one_checkpoint_are_not_accused(runs, how):
+    assert resumed_apart(runs, how) == []
+
+
+def test_ranks_that_cannot_be_observed_are_unknown(runs):
+    assert resumed_apart(runs, "own", executed=(1,)) == []
+
+
+>>>>>>> main
 SAY = """
 import os, sys
 print("past", os.environ.get("DDP_STEPS_BEFORE"), os.environ["DDP_LOST_BEFORE"], flush=True)

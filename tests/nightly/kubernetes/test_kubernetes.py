@@ -17,6 +17,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -80,7 +81,7 @@ def shared(namespace: tuple[Cluster, bool]) -> None:
         pytest.skip(f"{namespace[0].volume} is each machine's own: DDPCTL_TEST_CLASS=NAME of a shared StorageClass")
 
 
-def configuration(cluster: Cluster, path: Path, **job: object) -> Path:
+def configuration(cluster: Cluster, path: Path, *, runtime: str | None = None, **job: object) -> Path:
     """A file for 2 x 2 CPU ranks."""
     said = {
         "job": {
@@ -88,13 +89,15 @@ def configuration(cluster: Cluster, path: Path, **job: object) -> Path:
             "image": cluster.image, "mounts": [f"{cluster.volume}:/runs"], "grace": 20, **job,
         },
         "target": "lab",
-        "targets": {"lab": {"kind": "kubernetes", "namespace": cluster.namespace, "workload": KIND}},
+        "targets": {
+            "lab": {"kind": "kubernetes", "namespace": cluster.namespace, "workload": KIND, "runtime": runtime},
+        },
     }  # fmt: skip
     path.write_text(yaml.safe_dump(said))
     return path
 
 
-def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached: bool = False, **job: object) -> str:
+def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached: bool = False, **job: Any) -> str:
     """A run; what ddpctl said."""
     path = configuration(cluster, tmp_path / f"{name}.yaml", **job)
     options = () if attached else ("--detach",)
@@ -124,13 +127,16 @@ def test_the_checked_in_spec_works_as_it_stands(cluster: Cluster, tmp_path: Path
         "trainjob": ("trainjob", "trainjobs.trainer.kubeflow.org"),
         "job": ("indexed-job", "jobs.batch"),
     }[kind]
-    (tmp_path / "spec.yaml").write_text((ROOT / f"k8s/{spec}.yaml").read_text())
+    text = (ROOT / f"k8s/{spec}.yaml").read_text()
+    (tmp_path / "spec.yaml").write_text(text)
     image, _, tag = cluster.image.rpartition(":")
     change = {"name": "ghcr.io/ddpctl/ddpctl", "newName": image, "newTag": tag}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["spec.yaml"], "images": [change]}))
+    kustomization = {"resources": ["spec.yaml"], "images": [change], "sortOptions": {"order": "fifo"}}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    number = len(list(yaml.safe_load_all(text)))
     # The webhook of Kubeflow Trainer may not see the runtime of the same file yet.
     wait_until(
-        lambda: cluster.run("apply", "-k", str(tmp_path), check=False).count("\n") >= 2, "the spec to be taken", 60
+        lambda: cluster.run("apply", "-k", str(tmp_path), check=False).count("\n") >= number, "the spec to be taken", 60
     )
     try:
         done = ("Succeeded", "Complete")
@@ -143,6 +149,32 @@ def test_the_checked_in_spec_works_as_it_stands(cluster: Cluster, tmp_path: Path
         )  # fmt: skip
     finally:
         cluster.run("delete", "-k", str(tmp_path))
+
+
+@pytest.mark.skipif(KIND != "trainjob", reason="only a TrainJob has a runtime: DDPCTL_TEST_KIND=trainjob")
+def test_a_run_takes_over_the_fields_of_a_runtime_of_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    container = {"name": "node", "image": "other", "env": [{"name": "SITE", "value": "here"}]}
+    pod = {"metadata": {"labels": {"team": "vision"}}, "spec": {"containers": [container]}}
+    job = {
+        "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+        "spec": {"template": pod},
+    }
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": "platform"},
+        "spec": {
+            "mlPolicy": {"numNodes": 1, "torch": {}},
+            "template": {"spec": {"replicatedJobs": [{"name": "node", "template": job}]}},
+        },
+    }
+    cluster.run("create", "--filename", "-", stdin=json.dumps(runtime))
+    run = name_of("based")
+    launch(cluster, tmp_path, run, *SHORT, runtime="TrainingRuntime/platform")
+    wait_until(lambda: status(run)["state"] == "succeeded", "the end")
+    pods = cluster.get("pods", "--selector", f"ddpctl.run={run},team=vision")
+    assert len(pods) == 2
+    assert all(pod["spec"]["containers"][0]["env"].count(container["env"][0]) == 1 for pod in pods)  # type: ignore[index]
 
 
 def test_status_and_logs_at_each_stage_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ddpctl.commands.explain import last_events
 from ddpctl.diagnosis.explain import (
     Cause,
     Explanation,
-    explain_not_finite,
+    explain_events,
     explain_outcome,
     explain_ranks,
 )
@@ -264,25 +264,33 @@ def test_the_first_rank_and_step_with_a_nan_are_named():
         source = {"what": "loss"}
         return Event(event="not_finite", time=NOW, node=0, rank=number, step=step, attempt=attempt, facts=source)
 
-    explanation = explain_not_finite(
+    (explanation,) = explain_events(
         [reported_nan(0, 13), reported_nan(1, 12), reported_nan(2, 13), reported_nan(3, 2, attempt=0)]
     )
-    assert explanation is not None
     assert facts(explanation) == ("nan", 1, True)
     check_names(explanation, "loss", "rank 1 (node 0)", "step 12")
     restarted = Event(event="ranks_started", time=NOW + 1, node=0, attempt=2)
-    assert explain_not_finite([reported_nan(0, 12), restarted]) is None
+    assert explain_events([reported_nan(0, 12), restarted]) == []
     started_again = Event(event="node_started", time=NOW + 1, node=0)
     answer = ProbeResult(node=0, files={EVENTS: f"{reported_nan(0, 12).line()}\n{started_again.line()}\n"})
     assert [event.event for event in last_events([answer])] == ["node_started"]
-    both = explain_not_finite([reported_nan(0, 12), reported_nan(1, 12)])
-    assert both is not None
+    (both,) = explain_events([reported_nan(0, 12), reported_nan(1, 12)])
     assert both.rank is None
-    assert explain_not_finite([]) is None
+    assert explain_events([]) == []
     data = Outcome(code=65, cause="error", message="rank 0 exited with 65", node=0, rank=0)
     assert facts(explain_outcome(data, (), "", [reported_nan(1, 12)], 2)) == ("nan", 1, True)
     later = explain_outcome(replace(data, code=1), (), "", [reported_nan(1, 12)], 2)  # perhaps for another reason
     assert (facts(later), "step 12" in later.sentence) == (("failed", 0, True), True)
+
+
+def test_different_checkpoints_explain_a_run_only_in_the_attempt_that_loaded_them() -> None:
+    apart = Event(event="resumed_apart", time=NOW, node=0, attempt=2, facts={"message": "rank 0 from last.pt"})
+    (explanation,) = explain_events([apart])
+    assert facts(explanation) == ("resumed_apart", None, True)
+    failed = Outcome(code=1, cause="error", message="rank 1 exited with 1", node=1, rank=1, attempt=2)
+    explained_end = explain_outcome(failed, (), "", [apart], 2)
+    assert (facts(explained_end), "last.pt" in explained_end.sentence) == (("failed", 1, True), True)
+    assert explain_events([apart, replace(apart, event="ranks_started", attempt=3)]) == []
 
 
 def test_a_lost_node_is_named_with_the_end_of_its_log_and_no_rank(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ profiles: {long: {time_limit: 9h}}
 targets:
   boxes: {kind: ssh, hosts: [b1, b2]}
   hpc: {kind: slurm}
+  bare: {kind: slurm, environment: requirements.txt}
   lab: {kind: kubernetes}
   t4s: {kind: kaggle, owner: ann, wheel: none}
 """
@@ -51,6 +52,7 @@ ROWS = [
     ("workload", "-t lab --kind trainjob", "options.workload", "trainjob"),
     ("replace_lost", "-t lab --replace-lost", "options.replace_lost", True),
     ("array", "-t hpc --array 0-3%2", "options.array", "0-3%2"),
+    ("wheelhouse", "-t bare --wheelhouse .", "options.wheelhouse.__class__", str),  # an absolute path
     ("exclude", "-t boxes --exclude b1", "options.exclude", ("b1",)),
     ("command", "-- train.py --lr 0.1", "job.command", ("train.py", "--lr", "0.1")),
 ]
@@ -72,6 +74,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ddpctl.yaml").write_text(FILE)
     (tmp_path / "other.yaml").write_text("job: {gpus: 7}\n")
     (tmp_path / "train.py").touch()
+    (tmp_path / "requirements.txt").write_text("torch==2.10.0\n")
+    (tmp_path / "torch-2.10.0-py3-none-any.whl").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

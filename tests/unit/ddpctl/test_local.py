@@ -120,6 +120,8 @@ def test_the_status_of_a_run_follows_from_its_nodes() -> None:
     again = {**NODE, "attempt": 2, "last_failure": "rank 1 on node 0 was killed by SIGKILL"}
     second = show((True, {**NODE, "attempt": 2}, None), (True, again, None))
     assert ("attempt 2" in second.message, again["last_failure"] in second.message) == (True, True)
+    apart = show((True, {**NODE, "resumed_apart": "rank 0 from last.pt"}, None), (True, NODE, None))
+    assert "rank 0 from last.pt" in apart.message
     ending = show((True, NODE, None), (False, NODE, OUTCOME))
     assert (ending.state, ending.code) == ("stopping", None)
     ranks = [

@@ -52,6 +52,7 @@ def process(rank: int, first: int = 0, last: int = STEPS, *, attempt: int = 1) -
                 "step": number - first,
                 "time": float(number),
                 "loss": 1 / number,
+                "input": f"x{number}",
                 "reported": 0,
                 "batches": [batch(rank, number)],
                 **state(number),
@@ -204,6 +205,10 @@ def wrong_sample(runs: Runs) -> None:
             step["batches"] = [batch(rank, number)]
 
 
+def epoch_again(runs: Runs) -> None:
+    runs["resume", "term"] = run(*ranks(AT, STEPS + BATCHES))
+
+
 def other_shuffle(runs: Runs) -> None:
     each(runs, "step", lambda step: step["batches"][0][1].__setitem__(0, 11 - step["batches"][0][1][0]), ("disk", ""))
 
@@ -234,8 +239,8 @@ def torn_checkpoint(runs: Runs) -> None:
     runs["resume", "disk"] = run(code=1)
 
 
-def leaves(runs: Runs) -> None:
-    runs["plain", ""]["processes"][1]["end"][0]["left"] = ["sleep 600"]
+def leaves(runs: Runs, scenario: str = "plain") -> None:
+    runs[scenario, ""]["processes"][1]["end"][0]["left"] = ["sleep 600"]
 
 
 FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
@@ -246,8 +251,9 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
     "no save on any signal": (does_not_save("term", "usr1", "int"), {"save-term", "save-usr1", "save-int"}),
     "no save on Ctrl-C": (does_not_save("int"), {"save-int"}),
     "no save on SIGUSR1 alone": (does_not_save("usr1"), set()),  # ddpctl sends it only if it is asked to
-    "no checkpoint is loaded": (starts_over, {"save-term", "resume", "kill-rank", "kill-node", "disk"}),
+    "no checkpoint is loaded": (starts_over, {"save-term", "resume", "kill-rank", "kill-node"}),
     "the wrong batch": (wrong_sample, {"resume-data"}),
+    "an epoch is done again": (epoch_again, {"resume-data"}),
     "another shuffle": (other_shuffle, {"resume-data"}),
     "the optimizer's state is lost": (empty_optimizer, {"resume-optimizer"}),
     "another learning rate": (other_rate, {"resume-optimizer"}),
@@ -283,6 +289,15 @@ def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok") | {"samples": "unknown"}
 
 
+@pytest.mark.parametrize(("shift", "verdict"), [(0, "ok"), (1, "fault"), (100, "unknown")])
+def test_without_numbers_of_samples_the_inputs_of_the_model_are_compared(shift: int, verdict: str) -> None:
+    runs = sound()
+    for rank in (rank for facts in runs.values() for rank in facts["processes"]):
+        rank["loader"] = []
+    each(runs, "step", lambda step: step.update(input=f"x{int(step['input'][1:]) - shift}"), ("resume", "term"))
+    assert verdicts(runs)["resume-data"] == verdict
+
+
 def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
     runs, evaluation = sound(), 100
     for rank in runs["plain", ""]["processes"]:
@@ -309,9 +324,28 @@ def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
     assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 
 
+def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() -> None:
+    runs = sound()
+    each(runs, "step", lambda step: step.update(weights="w0") if step["weights"] == "w1" else None)
+    starts_over(runs)
+    assert verdicts(runs)["resume"] == "fault"
+    for kind in ("begin", "step"):
+        each(runs, kind, lambda fact: fact.update(weights="w", state=""))
+    answers = verdicts(runs)
+    assert (answers["resume"], answers["kill-rank"]) == ("unknown", "unknown")
+
+
 def test_without_a_step_nothing_is_concluded() -> None:
-    silent = run(process(0) | {"begin": [], "step": []}, code=3)
+    silent = run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)
     assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+def test_a_script_that_needs_gpus_is_judged_with_cpus_in_their_place() -> None:
+    needs = {("gpus", ""): run(*ranks(0, 0), code=3)}
+    rows = rows_of(needs | sound())
+    assert {row.verdict for row in rows.values()} == {"ok"}
+    assert_names(rows["steps"].evidence, "GPUs")
+    assert_names(rows_of(needs | {("plain", ""): run(*ranks(0, 0), code=4)})["group"].evidence, "3", "4", "GPUs")
 
 
 def test_a_run_that_fails_in_its_first_step_is_unknown() -> None:
@@ -327,7 +361,9 @@ def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
     assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
-@pytest.mark.parametrize(("path", "verdict"), [("/p/log", "unknown"), ("/w/node-0/checkpoints/x", "ok")])
+@pytest.mark.parametrize(
+    ("path", "verdict"), [("/p/log", "unknown"), ("/w/node-0/checkpoints/x", "ok"), ("/tmp/w/node-0/tmp/x", "fault")]
+)
 def test_a_file_after_a_signal_is_a_checkpoint_only_in_the_folder_for_them(path: str, verdict: str) -> None:
     runs = sound()
     does_not_save("int")(runs)
@@ -391,11 +427,24 @@ def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}
 
 
+def test_what_an_interrupted_rehearsal_did_not_run_is_unknown() -> None:
+    assert {row.verdict for row in judge([], ["int"])} == {"unknown"}
+    facts = [{"scenario": a, "after": b, **run} for (a, b), run in sound().items() if a in ("plain", "again", "int")]
+    answers = {row.id: row.verdict for row in judge(facts, ["int", "raise"])}
+    assert (answers["save-int"], answers["raise"], answers.get("slow")) == ("ok", "unknown", None)
+
+
 def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
     runs = sound()
     for rank in runs["plain", ""]["processes"]:
         rank.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=rank["epoch"][:1])
-    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order", "left"}
+    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order"}
+    leaves(runs, "term")
+    assert verdicts(runs)["left"] == "fault"
+    for name in ("term", "usr1", "int"):
+        for rank in runs[name, ""]["processes"]:
+            rank["end"] = []
+    assert verdicts(runs)["left"] == "unknown"
 
 
 def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None:
@@ -403,6 +452,12 @@ def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None
     each(runs, "step", lambda step: step.update(loss=9.0, probe=[-9.0]), ("again", ""))
     answers = verdicts(runs)
     assert (answers["repeatable"], answers["resume-weights"], answers["resume-data"]) == ("unknown", "unknown", "ok")
+
+
+def test_a_loss_that_is_not_a_number_is_named() -> None:
+    runs = sound()
+    runs["plain", ""]["processes"][0]["step"][2]["loss"] = float("nan")
+    assert verdicts(runs)["repeatable"] == "unknown"
 
 
 def a_run(*command: str) -> Run:
@@ -429,6 +484,11 @@ def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
     (tmp_path / "ddpctl.yaml").write_text("job: {command: [train.py], nodes: 2, spares: 1, checkpoint_copies: 2}\n")
     jobs = list[JobSpec]()
     plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
-    monkeypatch.setattr(operations, "rehearse", lambda _, request, **__: jobs.append(request.job) or plain)
+
+    def rehearse(_: object, request: Any, **__: object) -> tuple[list[dict[str, Any]], None]:
+        jobs.append(request.job)
+        return plain, None
+
+    monkeypatch.setattr(operations, "rehearse", rehearse)
     ddpctl("rehearse", cwd=tmp_path)
     assert [(job.spares, job.checkpoint_copies) for job in jobs] == [(0, 1)]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ddpctl.runs.run_status import NodeReport, fold_nodes, present_nodes
+from ddpctl.runs.run_status import NodeReport, fold_nodes, machine_of, present_nodes
 from ddpwire.run_files import NodeState, Outcome
 
 LOST = Outcome(code=142, cause="node_lost", message="node 0 was lost", node=0)
@@ -51,3 +51,10 @@ def test_run_that_a_cut_off_machine_has_left_goes_on_and_succeeds() -> None:
     assert fold_nodes("night", (cut_off, *done), young=False).code == 0
     spare = ended(machine(3), replace(LOST))
     assert fold_nodes("night", (*rest, spare), young=False).state == "running"
+
+
+def test_a_node_is_addressed_by_its_number_after_spares_have_taken_its_place() -> None:
+    nodes = (silent(0), machine(1, attempt=2), machine(3, node=0, attempt=2), machine(4, "spare"))
+    assert [machine_of(nodes, number) for number in (0, 1, 3, 4, 9)] == [3, 1, 3, 4, 9]
+    again = (*nodes, machine(5, node=0, attempt=3))
+    assert machine_of(again, 0) == 5

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import shutil
 import socket
+import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +135,73 @@ def test_a_new_node_0_fetches_the_newest_copy_before_it_announces_anything(nodes
     assert (after.content(0), read_manifest(tmp_path / "spare" / COPY).step) == (lost, 5)
     assert [facts["step"] for facts in journal.of("checkpoint_copied")] == [5]
     until(lambda: after.store.check([ANNOUNCED]))
+
+
+def go_on():
+    return False
+
+
+def test_the_ranks_of_a_copying_node_start_with_the_newest_checkpoint(nodes, monkeypatch):
+    """Without ``fill``, the copy would follow up to POLL_S later, and a script without ``saved`` is never copied."""
+    monkeypatch.setattr(checkpoint_copies, "POLL_S", 3600.0)
+    source, _ = nodes.start(0)
+    nodes.folder_of(0).joinpath("last.pt").write_bytes(b"attempt 1")
+    for attempt, node in ((1, "a new one"), (2, "the same one"), (3, "a replaced one, or a spare")):
+        if attempt != 2:
+            shutil.rmtree(nodes.folder_of(1), ignore_errors=True)
+            copy, _ = nodes.start(1)
+        nodes.folder_of(0).joinpath("last.pt").write_bytes(b"attempt %d" % attempt)
+        source.fill(attempt, go_on)
+        copy.fill(attempt, go_on)
+        assert nodes.content(1) == nodes.content(0), node
+
+
+def test_the_last_copy_has_what_a_script_without_saved_wrote_last(nodes):
+    source, _ = nodes.start(0)
+    copy, journal = nodes.start(1)
+    source.fill(1, go_on)
+    copy.fill(1, go_on)
+    nodes.folder_of(0).joinpath("last.pt").write_bytes(b"the last step")
+    for side in (source, copy):
+        side.finish(succeeded=True)
+    assert nodes.content(1) == nodes.content(0) != {}
+    assert journal.lines == []
+
+
+def test_a_node_without_a_copy_starts_its_ranks_after_a_limited_time(nodes, monkeypatch):
+    monkeypatch.setattr(checkpoint_copies, "FILL_S", 0.2)
+    copy, journal = nodes.start(1)
+    copy.fill(1, go_on)  # node 0 announces nothing
+    assert len(journal.lines) == 1
+    copy.fill(1, lambda: True)  # as after a stop
+    assert len(journal.lines) == 1
+    third, journal = nodes.start(2)
+    third.fill(1, go_on)  # it keeps no copy
+    assert journal.lines == []
+
+
+def test_a_copy_from_a_lost_node_0_writes_nothing_into_the_folder_of_the_next_copy(nodes, monkeypatch):
+    """A cable that is mended: the copy from the old node 0 goes on while that from the new one begins."""
+    source, _ = nodes.start(0)
+    nodes.save(1, data=os.urandom(3 << 20))
+    has_begun, go = threading.Event(), threading.Event()
+
+    class Pause:
+        def __enter__(self):
+            has_begun.set()
+            go.wait(60)
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(source, "_pacing", Pause())
+    copy, journal = nodes.start(1)
+    assert has_begun.wait(60)
+    copy.close()
+    before = sorted(nodes.folder_of(1).rglob("*"))
+    go.set()
+    until(lambda: journal.of("checkpoint_failed"))
+    assert sorted(nodes.folder_of(1).rglob("*")) == before
 
 
 def new_node_0(nodes, tmp_path, steps):

@@ -238,6 +238,14 @@ def test_a_check_needs_no_script(argv, script, arguments):
     assert parsed.check_only == (argv[0] == "--check-only")
 
 
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_check_includes_the_spares(number):
+    argv = ["--check-only", "--spares", "1", "--nnodes", "3", "--node-rank", str(number)]
+    checked = read([*argv, "--master-addr", "10.0.0.1", "--master-port", "4000"], {})
+    assert (checked.min_nodes, checked.max_nodes, checked.spares, checked.node_rank) == (4, 4, 0, number)
+    assert not checked.is_spare
+
+
 HOST = {"PET_NNODES": "2", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29500", "DDP_RUN_ID": "night"}
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_USER": "bob", "SLURM_JOB_ACCOUNT": "vision"}
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.messages import assert_names
 
 from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, node_facts, options
+from ddpwire.run_files import PYTHON_RECORD
 
 
 def test_the_script_and_its_configuration_are_compared_and_nothing_else(tmp_path):
@@ -23,6 +25,17 @@ def test_the_script_and_its_configuration_are_compared_and_nothing_else(tmp_path
     assert hashed == {
         f"sha256 of {name}": hashlib.sha256(name.encode()).hexdigest()[:12] for name in ("train.py", "a.yaml", "b.toml")
     }
+
+
+def test_the_environment_from_a_lock_is_compared(tmp_path, monkeypatch):
+    config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    first = node_facts.read_facts(config, {})
+    (tmp_path / PYTHON_RECORD).write_text('{"lock": "uv.lock 0123", "torch": "2.10.0", "packages": "16 (4567)"}')
+    other = node_facts.read_facts(config, {})
+    assert node_facts.differences(first, first, 1) == ""
+    difference = node_facts.differences(other, first, 1)
+    assert_names(difference, "environment", "uv.lock 0123", "16", 1)
 
 
 def environment_of_a_rank(base, *flags):

@@ -68,3 +68,13 @@ def test_the_events_that_begin_the_phases_are_kept_when_checkpoints_do_not_fit(t
     lines = "".join(f"[node1] {part}\n" for part in log_record.pack(tmp_path, 20.0))
     kinds = [event.event for event in read_events(log_record.unpack(lines)[EVENTS])]
     assert [kind for kind in kinds if kind != "checkpoint_saved"] == [*begins, "training_ended"]
+
+
+def test_the_events_of_a_node_without_checkpoints_are_kept_when_its_history_does_not_fit(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / EVENTS, node=1)
+    kinds = ("node_started", "preflight_done", "rendezvous_done", "ranks_started", "rank_exited", "node_ended")
+    for kind in kinds:
+        log.emit(kind)
+    write(tmp_path, rows=1200, events=0)
+    lines = "".join(f"[node1] {part}\n" for part in log_record.pack(tmp_path, 20.0))
+    assert [event.event for event in read_events(log_record.unpack(lines)[EVENTS])] == [*kinds]

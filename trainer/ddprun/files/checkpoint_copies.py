@@ -11,6 +11,9 @@ and then the files. If the node is killed before the last file is renamed, ``fin
 when ddprun starts again. Files that are only in the previous manifest are deleted. A failed copy does not end the
 training.
 
+Before the ranks of an attempt start, node 0 announces its files anew, and a node that keeps copies waits for them: a
+script may load the files on each node.
+
 A spare that becomes node 0 (nodes/election.py) has no checkpoints. So each node that has a complete copy offers it in
 the store of the new node 0, which fetches the newest one before its ranks start.
 """
@@ -25,7 +28,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
@@ -34,6 +37,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
 from ddprun.files.node_dir import EVENTS_TAIL_BYTES, Journal
+from ddprun.output.progress import Progress
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import network, stores
 from ddprun.system.errors import NodeError, config_error, node_error
@@ -43,12 +47,14 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import COPY, COPY_PART, open_regular, publish_part, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
-POLL_S, RETRY_S = 1.0, 5.0
+POLL_S, RETRY_S, FILL_POLL_S = 1.0, 5.0, 0.05
 SILENT_S = 2.0  # a longer wait is logged
+FILL_S = 60.0  # how long the ranks of a node wait for its copy
 TIMEOUT_S = 30.0
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"  # a header
-ANNOUNCED, LAST, DONE, HELD = "copies", "copies/last", "copies/done/", "copies/held/"  # keys of the store
+# Keys of the store. DUE and an attempt: the manifest that a node needs before its ranks start.
+ANNOUNCED, LAST, DONE, HELD, DUE = "copies", "copies/last", "copies/done/", "copies/held/", "copies/due/"
 
 
 class File(NamedTuple):
@@ -151,7 +157,9 @@ class CheckpointCopies:
         self._nonce, self._saved = secrets.token_hex(32), cast(Event | None, None)
         self._content: dict[str, Path | bytes] = {}  # what node 0 sends, by SHA-256
         self._is_complete = not is_new
-        self._pacing, self._ranks_ended = threading.Lock(), threading.Event()
+        self._pacing, self._ranks_ended, self._wake = threading.Lock(), threading.Event(), threading.Event()
+        self._writing, self._is_closed = threading.Lock(), False
+        self._attempt = self._announced_for = 0  # the attempts whose ranks start, and for which node 0 has announced
         if self._node:
             # On another host, a previous node with this number may have had a copy.
             self._store.set(f"{DONE}{self._node}", "0")
@@ -165,6 +173,7 @@ class CheckpointCopies:
     def finish(self, *, succeeded: bool) -> None:
         """Wait a limited time until the last checkpoint is copied. Call this after the ranks have ended."""
         self._ranks_ended.set()
+        self._wake.set()
         limit_s = 60.0 if succeeded else 4.0  # less than ddpctl stop waits
         self._thread.join(SILENT_S)
         if self._thread.is_alive():
@@ -172,6 +181,33 @@ class CheckpointCopies:
             self._thread.join(limit_s - SILENT_S)
         if self._thread.is_alive() and not self._node:
             self._failed(OSError(f"the last copy took longer than {limit_s:g} s"))
+
+    def fill(self, attempt: int, gives_up: Callable[[], bool]) -> None:
+        """Wait for the copy that the ranks of this node may load in this attempt. Call this before they start."""
+        self._attempt = attempt
+        self._wake.set()
+        progress, deadline, due = Progress(self._journal.log, "waiting for the copy"), time.monotonic() + FILL_S, -1
+        with contextlib.suppress(stores.StoreError):  # the consensus notices, too, that node 0 is lost
+            while self._node in self._holders() and not 0 <= due <= self._number and not gives_up():
+                if due < 0 <= (due := self._read(f"{DUE}{attempt}")):
+                    self._wake.set()
+                if time.monotonic() > deadline:
+                    self._journal.log(f"warning: the ranks start without a copy, which was not here in {FILL_S:g} s")
+                    return
+                progress.update()
+                time.sleep(FILL_POLL_S)
+
+    def close(self) -> None:
+        """Write nothing into the folder any more, because node 0 was lost."""
+        with self._writing:
+            self._is_closed = True
+
+    @contextlib.contextmanager
+    def _writes(self) -> Iterator[None]:
+        with self._writing:
+            if self._is_closed:
+                raise OSError("node 0 was lost")
+            yield
 
     def _offer(self, address: str) -> None:
         text = read_regular(self._folder / COPY)
@@ -214,20 +250,20 @@ class CheckpointCopies:
 
     def _run(self) -> None:
         with contextlib.suppress(stores.StoreError):
-            while True:
+            while not self._is_closed:
                 pause_s, is_last = POLL_S, self._ranks_ended.is_set()
                 try:
                     if self._node:
                         self._copy()
                     elif self._is_complete:
-                        self._announce(is_last=is_last)
+                        self._announce(self._attempt, is_last=is_last)
                     if is_last and self._is_finished():
                         return
                 except (OSError, HTTPException, NodeError) as error:
                     self._failed(error)
                     pause_s = RETRY_S
-                if self._ranks_ended.wait(pause_s):
-                    time.sleep(0.05)
+                self._wake.wait(FILL_POLL_S if self._ranks_ended.is_set() else pause_s)
+                self._wake.clear()
 
     def _is_finished(self) -> bool:
         if self._node:
@@ -249,8 +285,8 @@ class CheckpointCopies:
         text = "\0".join(("checkpoint copy", self._run_id, nonce, sha256))
         return hmac.new(self._secret, text.encode(errors="surrogateescape"), "sha256").hexdigest()
 
-    def _announce(self, *, is_last: bool) -> None:
-        """On node 0, announce a manifest in the store at the start, and again after each saved checkpoint.
+    def _announce(self, attempt: int, *, is_last: bool) -> None:
+        """On node 0, announce a manifest in the store for each attempt, and again after each saved checkpoint.
 
         Also announce a new manifest if a file is missing and another node has not fetched all files.
         """
@@ -258,7 +294,13 @@ class CheckpointCopies:
         saved = next((event for event in reversed(events) if event.event == "checkpoint_saved"), None)
         is_whole = all((self._folder / file.path).exists() for file in known.files)
         is_behind = any(self._read(f"{DONE}{node}") < self._number for node in self._holders())
-        if not self._content or saved != self._saved or (is_behind and not is_whole):
+        if (
+            is_last
+            or attempt != self._announced_for
+            or not self._content
+            or saved != self._saved
+            or (is_behind and not is_whole)
+        ):
             manifest = scan(self._folder, saved.step if saved else known.step, known)
             manifest = manifest._replace(run=self._run_id)
             if manifest.files and (manifest != known or not self._content):
@@ -274,6 +316,9 @@ class CheckpointCopies:
                 place = {"number": self._number, "port": self._port, "nonce": self._nonce}
                 self._store.set(ANNOUNCED, json.dumps(place | {"size": len(text), "sha256": sha256}))
             self._saved = saved
+        if attempt != self._announced_for:
+            self._store.set(f"{DUE}{attempt}", str(self._number))
+            self._announced_for = attempt
         if is_last:
             self._store.set(LAST, str(self._number))
 
@@ -305,23 +350,25 @@ class CheckpointCopies:
     def _fetch_all(self, place: dict[str, Any], address: str) -> None:
         began, folder = time.monotonic(), self._folder
         fetch = partial(self._fetch, address=address, port=place["port"], nonce=place["nonce"])
-        folder.mkdir(parents=True, exist_ok=True)
-        finish_copy(folder)
+        with self._writes():
+            folder.mkdir(parents=True, exist_ok=True)
+            finish_copy(folder)
         fetch(File(COPY, place["size"], time.time_ns(), place["sha256"]))
         manifest, previous = read_manifest(folder / COPY_PART), read_manifest(folder / COPY)
         here = set(scan(folder, None, previous).files)
         lacking = [file for file in manifest.files if file not in here]
         for file in lacking:
             fetch(file)
-        (folder / COPY_PART).replace(folder / COPY)
-        sync_folder(folder)
-        for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
-            (folder / path).unlink(missing_ok=True)  # before the renames, because a folder may have become a file
-            for parent in Path(path).parents[:-1]:
-                with contextlib.suppress(OSError):
-                    (folder / parent).rmdir()
-        for file in lacking:
-            part_path(folder, file.path).replace(folder / file.path)
+        with self._writes():
+            (folder / COPY_PART).replace(folder / COPY)
+            sync_folder(folder)
+            for path in {file.path for file in previous.files} - {file.path for file in manifest.files}:
+                (folder / path).unlink(missing_ok=True)  # before the renames, because a folder may have become a file
+                for parent in Path(path).parents[:-1]:
+                    with contextlib.suppress(OSError):
+                        (folder / parent).rmdir()
+            for file in lacking:
+                part_path(folder, file.path).replace(folder / file.path)
         seconds, num_bytes = time.monotonic() - began, sum(file.size for file in lacking)
         self._journal.emit("checkpoint_copied", step=manifest.step, seconds=seconds, bytes=num_bytes)
 
@@ -333,11 +380,14 @@ class CheckpointCopies:
             answer = connection.getresponse()
             if answer.status != HTTPStatus.OK:
                 raise OSError(f"{address} answers {answer.status} for {file.path}")
-            part.parent.mkdir(parents=True, exist_ok=True)
-            part.unlink(missing_ok=True)
-            with part.open("xb") as data:  # O_EXCL does not follow links
+            with self._writes():
+                part.parent.mkdir(parents=True, exist_ok=True)
+                part.unlink(missing_ok=True)
+                data = part.open("xb")  # O_EXCL does not follow links
+            with data:
                 while chunk := answer.read(min(CHUNK_BYTES, file.size - data.tell())):
-                    data.write(chunk)
+                    with self._writes():
+                        data.write(chunk)
                     digest.update(chunk)
                 data.flush()
                 os.fsync(data.fileno())

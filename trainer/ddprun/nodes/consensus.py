@@ -5,8 +5,9 @@ this. One thread waits until the next key is set, so that a decision reaches all
 ``restart_policy`` determines which failure counts and whether the ranks are restarted. The agent carries out the
 decision.
 
-Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, or a rank that exited with
-0. ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
+Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, a rank that exited with
+0, or what a node's ranks resume from.
+``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
 ``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
 
 Two more keys are used if lost nodes are replaced. A node that has been asked to stop sets ``N/leaving/NODE``.
@@ -33,6 +34,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.health.resumes import Resume
 from ddprun.nodes.rendezvous import spare_ends
 from ddprun.settings.node_config import NodeConfig
 from ddprun.settings.requeue import Requeues
@@ -74,7 +76,9 @@ def _read_decision(value: Any) -> Decision:
     return Decision(outcome=read_outcome(json.dumps(value["outcome"])), restart=bool(value["restart"]))
 
 
-def _read_post(value: Any) -> Failure | tuple[int, int | None]:
+def _read_post(value: Any) -> Failure | list[Resume] | tuple[int, int | None]:
+    if "resumes" in value:
+        return [Resume(**resume) for resume in value["resumes"]]
     return Failure(**value["failure"]) if "failure" in value else (int(value["exited"]), value["done"])
 
 
@@ -198,6 +202,8 @@ class Consensus:
         self.decision: Decision | None = None  # None while the attempt runs
         self._failures: list[Failure] = []
         self._exited: list[int] = []  # the ranks that exited with 0 before the first failure
+        self._resumes: list[Resume] = []
+        self.on_resumes: Callable[[Sequence[Resume]], None] = lambda _: None  # called when all nodes have reported
         self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
@@ -212,6 +218,7 @@ class Consensus:
         with self._posting:
             self._attempt, self._members, self.decision = attempt, members, None
             self._failures, self._exited, self._done, self._num_posts, self._step = [], [], set(), 0, None
+            self._resumes = []
             self._began_at = time.monotonic()
             self._decided.clear()
             self._liveness.begin_attempt(attempt, members)
@@ -235,6 +242,10 @@ class Consensus:
     def post_success(self, rank: int, *, is_last: bool) -> None:
         """Report that a rank exited with 0. ``is_last``: whether all ranks of this node have now exited with 0."""
         self._posts.put((self._attempt, {"exited": rank, "done": self._node if is_last else None}))
+
+    def post_resumes(self, resumes: Sequence[Resume]) -> None:
+        """Report what the ranks of this node resume from."""
+        self._posts.put((self._attempt, {"resumes": [*map(asdict, resumes)]}))
 
     def post_leaving(self) -> None:
         """Report, before the ranks end, that this node was stopped. Wait at most LEAVE_TIMEOUT_S for node 0."""
@@ -406,6 +417,11 @@ class Consensus:
                     self._failed_at = time.monotonic()
                     self._liveness.mark_failure()
                 self._failures.append(post)
+                continue
+            if isinstance(post, list):
+                self._resumes += post
+                if {resume.node for resume in self._resumes} == {*self._members}:
+                    self.on_resumes(self._resumes)
                 continue
             rank, done = post
             if not self._failures:

@@ -55,11 +55,13 @@ from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
-SCAN_S = 0.001  # per node, between two looks at all nodes
+WAIT_S = 0.25  # for a key; a wait ends when the key is set, but all nodes wait at the same time
+SCAN_S, MAX_SCAN_S = 0.01, 1.0  # per node and at most, between two looks at all nodes
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
 LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it gives up
+CONNECT_TRIES = 4  # to connect to the store of an attempt
 SPARES_S = 30.0  # how long the first rendezvous waits for spares after all nodes have arrived
 SURVIVORS_S = 3.0  # how long a new node 0 waits for the other nodes before it replaces them
 REPLACE_S = 6.0  # how long a lost node may take to come back if there is no spare
@@ -305,16 +307,23 @@ class FixedRankRendezvous(RendezvousHandler):
         self.attempt = group["attempt"]
         host, port = self._host_of_ranks, group["port"]
         store: Store | None = self._attempt_store
-        try:
-            if self._config.one_port:
-                store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
-            elif not self._is_leader:
-                store = stores.connect(host, port, is_quick=self._config.spares > 0)
-        except StoreError:
-            self._raise_unreachable(port)
+        if self._config.one_port:
+            store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
+        elif not self._is_leader:
+            store = self._connect_to_attempt(host, port)
         assert store is not None, "_gather has created it on node 0"  # noqa: S101
         rank = self.members.index(self._config.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
+
+    def _connect_to_attempt(self, host: str, port: int) -> Store:
+        """Connect to the attempt's store. Try again while node 0 answers: all nodes connect at the same time."""
+        for is_last in (False,) * (CONNECT_TRIES - 1) + (True,):
+            try:
+                return stores.connect(host, port, is_quick=self._config.spares > 0)
+            except StoreError:
+                if is_last or self.is_store_lost():
+                    self._raise_unreachable(port)
+        raise AssertionError  # the last try returns or raises
 
     @property
     def _host_of_ranks(self) -> str:
@@ -451,7 +460,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
         This looks at one node at a time: a look at all nodes after each arrival takes the square of their number.
         """
-        until, waiting = time.monotonic() + max(POLL_S, SCAN_S * self._config.max_nodes), missing
+        until, waiting = time.monotonic() + min(MAX_SCAN_S, SCAN_S * self._config.max_nodes), missing
         while waiting and time.monotonic() < until:
             self._raise_if_left()
             key = f"{self.attempt}/here/{waiting[0]}"
@@ -517,7 +526,7 @@ class FixedRankRendezvous(RendezvousHandler):
             time.sleep(POLL_S)
             return
         try:
-            self.control.wait([key], timedelta(seconds=POLL_S))
+            self.control.wait([key], timedelta(seconds=WAIT_S))
         except DistNetworkError:
             raise
         except DistStoreError:

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from ddprank.resume import record_resume
 from ddprun.ranks import supervisor
 from ddprun.ranks.process_groups import record_process_group, watch_process_groups
 from ddprun.ranks.rank_server import offer_stacks
@@ -203,6 +204,8 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)
     watch_process_groups(env)
+    if record := record_resume(env):
+        compat.before_steps(record.before_step)
     observer = None
     if names.REHEARSAL in env:
         from ddprun.ranks.observer import observe

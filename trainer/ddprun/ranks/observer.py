@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import operator
@@ -27,6 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddprank.resume import opened_path
+from ddprun.ranks import cpu_devices
 from ddprun.system import compat, processes
 from ddpwire import names
 
@@ -48,6 +51,7 @@ class Observer:
         self._step = 0
         self._clock: Any = None  # the first optimizer that takes a step
         self._loss: float | None = None
+        self._input = ""  # the fingerprint of what a module got first since the last step
         self._batches: list[tuple[int, list[int]]] = []  # since the last step
         self._size = 0  # of the largest file of the last save
         self._noted: set[str] = set()
@@ -67,6 +71,8 @@ class Observer:
 
     def install(self) -> None:
         """Wrap torch's functions, and seed the generators, which the script may seed again."""
+        if self._plan["gpus"]:
+            cpu_devices.install(self._plan["gpus"])
         load = importlib.import_module
         torch, dcp, optimizer = load("torch"), load("torch.distributed.checkpoint"), load("torch.optim.optimizer")
         self._torch, self._dist = torch, load("torch.distributed")
@@ -75,8 +81,9 @@ class Observer:
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed(self._seed)
         before, note = self._guard(self._before_step), self._guard(self._note_step)
-        optimizer.register_optimizer_step_pre_hook(lambda stepped, *_: before(stepped))
+        compat.before_steps(before)
         optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped, note))
+        load("torch.nn.modules.module").register_module_forward_pre_hook(self._guard(self._on_forward))
         _wrap(torch.Tensor, "backward", self._backward)
         for module, save, load_, keyword in ((torch, 1, 0, "f"), (dcp, 9, 9, "checkpoint_id")):
             _wrap(module, "save", partial(self._save, save, keyword))
@@ -115,6 +122,11 @@ class Observer:
             self._loss = float(loss.detach()) if loss.numel() == 1 else self._loss
         return result
 
+    def _on_forward(self, module: Any, args: tuple[Any, ...]) -> None:
+        if not self._input and module.training and self._torch.is_grad_enabled():
+            tensors = [value for value in args if self._torch.is_tensor(value)]
+            self._input = self._fingerprint(map(_local, tensors))[0] if tensors else ""
+
     def _on_batch(self, epoch: int, indices: Any) -> None:
         self._write_once("loader", "DataLoader")
         self._batches.append((epoch, [*map(_number, indices)] if isinstance(indices, list) else []))
@@ -147,14 +159,10 @@ class Observer:
         return call(*args, **kwargs)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        path = ""
-        if event == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR):
-            path = args[0]
-            if not path.startswith("/"):  # the current folder may be gone
-                path = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 (at each open: fast)
-        elif event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
-            path = os.readlink(f"/proc/self/fd/{args[0]}")  # noqa: PTH115
-        if path and not path.startswith(self._not_of_script):
+        path, writes = opened_path(args) if event == "open" else ("", False)
+        if event == "os.truncate" and isinstance(args[0], int):  # by multiprocessing.shared_memory
+            path, writes = os.readlink(f"/proc/self/fd/{args[0]}"), True  # noqa: PTH115
+        if writes and not path.startswith(self._not_of_script):
             is_shared = event == "os.truncate" and path.startswith("/dev/shm/")  # noqa: S108 (truncated when made)
             # The event comes before the file is opened. A file that exists is not the script's to leave behind.
             self._write_once("file", path, existed=lambda: os.path.lexists(path) and not is_shared)
@@ -183,8 +191,9 @@ class Observer:
 
     def _note_step(self) -> None:
         reported = getattr(sys.modules.get("ddprank.client"), "_last_step", 0)
-        batches, self._batches = self._batches, []
-        self._write("step", self._step, loss=self._loss, reported=reported, batches=batches, **self._state())
+        more = {"loss": self._loss, "reported": reported, "batches": self._batches, "input": self._input}
+        self._batches, self._input = [], ""
+        self._write("step", self._step, **more, **self._state())
 
     def _state(self) -> dict[str, Any]:
         """Return fingerprints of the weights and of the optimizer's state."""
@@ -218,6 +227,7 @@ class Observer:
         if do == "kill":
             os.kill(self._pid, signal.SIGKILL)
         elif do == "wait":  # until ddprun.rehearsal has sent signals or killed a node
+            self._noted.clear()  # a file that is written from now on is noted again
             _pause(GO_S, (self._folder / "go").exists)
             _pause(SETTLE_S)
         elif do == "sleep":
@@ -262,6 +272,9 @@ def _start_observed(call: Callable[..., Any], function: Callable[..., None], *ar
 def _observe_and_call(function: Callable[..., None], rank: int, *args: Any) -> None:
     """Call the function that a rank passes to torch.multiprocessing.spawn, and observe its process."""
     observe({**os.environ, names.RANK: str(rank)})
+    own, init = getattr(function, "__globals__", {}), importlib.import_module("torch.distributed").init_process_group
+    if own.get(init.__name__) is inspect.unwrap(init):  # the script imported it by its name before it was wrapped
+        own[init.__name__] = init
     function(rank, *args)  # what it leaves is a descendant of the rank, whose observer sees it
 
 

@@ -176,4 +176,4 @@ def record_process_group(env: Mapping[str, str]) -> None:
     if path and not compat.before_process_group(record):
         record()  # it cannot be observed: assume that the rank has created a group
     if path:
-        compat.before_first_step(serve_once)
+        compat.before_steps(lambda _: serve_once())

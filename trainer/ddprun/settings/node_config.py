@@ -220,8 +220,10 @@ def read_config(
     says whether stdin is a terminal, where a single rank may wait for a user's input.
     """
     settings = launchers.read_settings(options, environ)
-    spares = _whole("--spares", (not options.check_only and options.spares) or "0", "a whole number of at least 0")
+    spares = _whole("--spares", options.spares or "0", "a whole number of at least 0")
     min_nodes, max_nodes = _nnodes(settings, spares)
+    if options.check_only:  # spares are checked like nodes
+        min_nodes, max_nodes, spares = min_nodes + spares, max_nodes + spares, 0
     node_rank = _node_rank(settings, max_nodes, spares)
     master_addr, master_port = _master(settings, max_nodes)
     grace_s = _grace_s(options.grace, environ)

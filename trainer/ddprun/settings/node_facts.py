@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from ddprun.settings.node_config import NodeConfig
 from ddprun.system import machine
 from ddpwire import names
 from ddpwire.machine import GIB, usable_cores
-from ddpwire.run_files import ENVIRONMENT, write_atomic
+from ddpwire.run_files import ENVIRONMENT, PYTHON_RECORD, write_atomic
 from ddpwire.version import __version__
 
 NONE = "none"
@@ -42,8 +43,17 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
         "driver": (environ.get(names.DEVICE) != "cpu" and machine.driver_version()) or NONE,
         "python": platform.python_version(),
         "image": environ.get(names.IMAGE) or NONE,
+        "environment": _environment() or NONE,
         "number of ranks": str(config.local_world_size),
     } | {f"sha256 of {path.name}": _sha256(path) for path in _compared_files(config.command)}
+
+
+def _environment() -> str:
+    """Return the lock of the environment that ddpctl launch has made for this Python, or ''."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        record = json.loads(Path(sys.prefix, PYTHON_RECORD).read_text())
+        return f"{record['lock']}, packages {record['packages']}"
+    return ""
 
 
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:

@@ -5,7 +5,6 @@ This module imports a library only when a function needs it, because a process t
 
 import atexit
 import contextlib
-import functools
 import gc
 import io
 import itertools
@@ -89,13 +88,12 @@ def _before_each(module: Any, name: str, call: Callable[[], None]) -> bool:
     return function is not None
 
 
-def before_first_step(call: Callable[[], None]) -> None:
-    """Arrange that ``call`` is called before this process's first step of an optimizer."""
+def before_steps(call: Callable[[Any], None]) -> None:
+    """Arrange that ``call`` is called with the optimizer before each step of an optimizer in this process."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     # The hook is never removed: torch iterates over the hooks while it calls them, and a script may have hooks, too.
-    once = functools.cache(call)
-    register_optimizer_step_pre_hook(lambda *_: once())
+    register_optimizer_step_pre_hook(lambda stepped, *_: call(stepped))
 
 
 def watch_batches(on_batch: Callable[[int, Any], None], on_end: Callable[[int], None]) -> None:

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.targets.kubernetes.cluster_runtime import check_runtime
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.text import one_line, quote
@@ -98,6 +99,8 @@ _REFUSED: Explanations = {
     r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets, "
         "you need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret with pod",
+    r"cannot (\w+) resource \"([^\"]+)\" .*at the cluster scope":
+        "you may not {m[1]} {m[2]}: ask the administrator for a ClusterRole that allows it",
     r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
         lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: ddpctl needs the Role in "
         "k8s/rbac.yaml",
@@ -200,6 +203,22 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
     if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
         return WORKLOADS["job"], "the cluster's Kubeflow Trainer is older than 2.2", ""
     return WORKLOADS["trainjob"], "the cluster has Kubeflow Trainer", ""
+
+
+def read_runtime(kubectl: Kubectl, name: str) -> Verb[Mapping[str, Any]]:
+    """Return the spec of the runtime that the option ``runtime`` names. Raises ConfigError or UnavailableError."""
+    kind, short = f"ClusterTrainingRuntime/{name}".split("/")[-2:]
+    resource = f"{kind.lower()}s.trainer.kubeflow.org"
+    (answer,) = yield (replace(kubectl.get(resource, short), probe=True),)
+    if answer.returncode:
+        error = error_of(answer)
+        raise type(error)(f"runtime: a launch, also a dry run, reads {name} from the cluster: {error}")
+    for runtime in items(answer):
+        check_runtime(name, runtime["spec"])
+        return dict(runtime["spec"])
+    (listed,) = yield (kubectl.run("get", resource, "-o=jsonpath={.items[*].metadata.name}", probe=True),)
+    known = f"known: {', '.join(listed.stdout.split()) or 'none'}" if listed.returncode == 0 else error_of(listed)
+    raise ConfigError(f"runtime: the cluster has no {kind} {quote(short)}; {known}")
 
 
 def kubectl_of(handle: Mapping[str, Any]) -> Kubectl:

@@ -11,9 +11,10 @@ from signal import SIGABRT, SIGHUP
 from typing import Any
 
 from ddpctl.job.spec import time_s
+from ddpctl.targets.kubernetes.cluster_runtime import NODE, replicated_job
 from ddpctl.targets.kubernetes.options import Workload as Word
 from ddpctl.targets.kubernetes.pod import Draft, Object, drop_empty, manifest, template, variables
-from ddpctl.targets.kubernetes.pod_patch import extend
+from ddpctl.targets.kubernetes.pod_patch import extend, merge
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -150,7 +151,7 @@ def _job_pod(draft: Draft) -> Object:
 
 
 def _train_pod(draft: Draft) -> Object:
-    return _pod_of_job(draft, "node", TRAINJOB_PORT, place=[])  # the operator sets these variables
+    return _pod_of_job(draft, NODE, TRAINJOB_PORT, place=[])  # the operator sets these variables
 
 
 def _pod_of_job(draft: Draft, container: str, port: int, place: list[Object]) -> Object:
@@ -200,18 +201,21 @@ def _train_job(draft: Draft) -> Object:
 
 def _training_runtime(draft: Draft) -> Object:
     step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    job = {"metadata": {"labels": step}, "spec": _job_spec(draft, "node", _train_pod(draft))}
+    job = {"metadata": {"labels": step}, "spec": _job_spec(draft, NODE, pod={})}
+    replicated = merge(replicated_job(draft.runtime), {"name": NODE, "template": job})
+    replicated["template"]["spec"]["template"] = _train_pod(draft)
+    alone = {"$patch": "replace"}  # Trainer computes the address of node 0 without regard to the network
     jobs = {
         **_time_to_live(draft),
-        "network": {"publishNotReadyAddresses": True},
-        "replicatedJobs": [{"name": "node", "template": job}],
+        "network": {**alone, "publishNotReadyAddresses": True},
+        "replicatedJobs": [replicated],
     }
     spec = {
-        "mlPolicy": {"numNodes": draft.plan.job.max_nodes, "torch": {}},
+        "mlPolicy": {**alone, "numNodes": draft.plan.job.max_nodes, "torch": {}},
         **({"podGroupPolicy": {"coscheduling": {}}} if draft.options.gang else {}),
         "template": {"spec": jobs},
     }
-    return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainingRuntime", spec)
+    return _patched(draft, "trainer.kubeflow.org/v1alpha1", "TrainingRuntime", merge({**draft.runtime}, spec))
 
 
 def _replica(metadata: Mapping[str, Any], master: bool) -> int:
@@ -246,7 +250,7 @@ WORKLOADS: Mapping[str, Workload] = {
             operator="Kubeflow Trainer 2.2 or later in the cluster",
             resource="trainjobs.trainer.kubeflow.org",
             api="/apis/trainer.kubeflow.org/v1alpha1",
-            container="node",
+            container=NODE,
             job=_train_job,
             before=lambda draft: (_training_runtime(draft),),
             pod=_train_pod,

@@ -21,6 +21,9 @@ NAMESPACE = matching(
     r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', a letter first, at most 63 characters"
 )
 _KEY = rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_LABEL_NAME}"  # of a label, or the name of a resource
+RUNTIME = matching(
+    rf"((Cluster)?TrainingRuntime/)?{_OBJECT_NAME}", "NAME of a ClusterTrainingRuntime, or TrainingRuntime/NAME"
+)
 KEY = matching(_KEY, "NAME or DOMAIN/NAME, as nvidia.com/gpu")
 CONTEXT = matching(r"(?!-)[^\x00-\x1f\x7f-\x9f]+", "one line of text that does not begin with '-'")
 TOLERATIONS = matching(
@@ -81,6 +84,9 @@ class KubernetesOptions(Options):
     """The namespace. null: the context's namespace, else default."""
     master: bool = False
     """For pytorchjob: whether node 0 is a Master replica, as in Kubeflow's examples, instead of the first Worker."""
+    runtime: Annotated[str, RUNTIME] | None = None
+    """For trainjob: a runtime of the cluster whose fields the run's own TrainingRuntime also gets: the NAME of a
+    ClusterTrainingRuntime, or TrainingRuntime/NAME. null: none."""
     restart: Literal["auto", "OnFailure", "ExitCode", "Never"] = "auto"
     """ExitCode: an exit code below 128 ends the job, any other replaces the pod; OnFailure: a failed container restarts
     in its pod, even after an error of the script; Never: the first failure ends the job; auto: ExitCode."""
@@ -162,6 +168,8 @@ class KubernetesOptions(Options):
             )
         if self.master and self.workload in ("trainjob", "job"):
             yield "target.master", f"a {self.workload} has no Master: set master: false, or workload: pytorchjob"
+        if self.runtime and self.workload != "trainjob":
+            yield "target.runtime", "only a TrainJob has a runtime: set workload: trainjob"
         if job.port and self.workload == "trainjob":
             yield "job.port", f"{job.port}, but a TrainJob's operator always uses 29500: leave it out"
         if self.gang and self.workload == "job":

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 from ddpctl.job.launch_plan import Plan, ddprun_args, program
 from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets.kubernetes import pod_patch
+from ddpctl.targets.kubernetes.cluster_runtime import on_runtime
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     SECRET_DIR,
@@ -88,6 +89,7 @@ class Draft:
     plan: Plan
     options: KubernetesOptions
     project: Mapping[str, str]  # key in the ConfigMap → path in the project; empty if the image contains the code
+    runtime: Mapping[str, Any] = field(default_factory=dict)  # the spec of the cluster's runtime, or empty
 
     @property
     def port(self) -> int:
@@ -164,6 +166,8 @@ def template(
             }
         ),
     }
+    defaults = tuple(name for name, value in (("cpu", job.cpus), ("memory", job.memory)) if not value)
+    result = on_runtime(draft.runtime, result, defaults, gpu=options.gpu_resource)
     return pod_patch.apply(result, options.pod, container, fixed=tuple(scarce(job, options)))
 
 

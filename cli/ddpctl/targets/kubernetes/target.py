@@ -14,7 +14,7 @@ from typing import Any
 from ddpctl.command import Command, Verb, call
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
-from ddpctl.job.launch_plan import Plan, counted, find_script, script_of, title
+from ddpctl.job.launch_plan import Plan, find_script, script_of, title
 from ddpctl.job.secrets import read_secrets
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
@@ -31,6 +31,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     items,
     keeps_secrets,
     kubectl_of,
+    read_runtime,
     workload_of,
 )
 from ddpctl.targets.kubernetes.log_follower import Task
@@ -51,7 +52,7 @@ from ddpctl.targets.kubernetes.pod import (
     selector_of,
 )
 from ddpctl.targets.kubernetes.status import DELAYS, YOUNG_S, fold, newest_pods, unexplained, waits_in_queue
-from ddpctl.text import one_line, some
+from ddpctl.text import counted, one_line, some
 from ddpwire.exits import Exit
 from ddpwire.run_files import STORE_SECRET
 
@@ -81,6 +82,8 @@ class KubernetesTarget(Target):
         workload = WORKLOADS["pytorchjob" if self.options.workload == "auto" else self.options.workload]
         draft = Draft(plan=plan, options=self.options, project={})
         _check(draft, workload)
+        if self.options.runtime:
+            raise ConfigError("runtime: ddpctl render does not read the cluster: use ddpctl launch --dry-run")
         lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
         lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
         if workload.word == "trainjob":
@@ -439,7 +442,8 @@ def _prepare(
     workload, why, unknown = yield from choose_workload(kubectl, options)
     files, left_out = yield from _read_project(plan, options)
     values = read_secrets(plan.job, environ)
-    draft = Draft(plan=plan, options=options, project=_keys(files))
+    runtime = (yield from read_runtime(kubectl, options.runtime)) if options.runtime else {}
+    draft = Draft(plan=plan, options=options, project=_keys(files), runtime=runtime)
     _check(draft, workload)
     # The cluster checks the objects without creating them. A TrainJob is not checked, because its webhook needs an
     # existing TrainingRuntime.
@@ -452,7 +456,8 @@ def _prepare(
         needed.append(manifests.config_map(draft, files))
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
-    where = f"a {workload.kind} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
+    base = f" on the runtime {options.runtime}" if options.runtime else ""
+    where = f"a {workload.kind}{base} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
     delays = "" if workload.word == "pytorchjob" else DELAYS
     notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out), delays))
     return kubectl, workload, draft, needed, "\n".join(notes)

@@ -4,12 +4,14 @@ Their values are used in scripts and command lines. Quoting cannot protect a ``#
 value, so each value must match a pattern of allowed characters.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ddpctl.command import Host
+from ddpctl.files import environments
 from ddpctl.job.spec import RUNTIME_ARGS, JobSpec
 from ddpctl.job.values import Options, Rule, Words, between, matching
 
@@ -100,6 +102,11 @@ class SlurmOptions(Options):
     python: Annotated[str, PATH] | None = None
     """For runtime none: a Python that all nodes can read, such as that of a venv. null: $PYTHON, else python3 on
     PATH."""
+    environment: Annotated[str, Rule(os.path.abspath)] | None = None
+    """For runtime none: a uv.lock, pylock.toml or requirements.txt here, from which the login node makes a Python
+    environment beside the runs."""
+    wheelhouse: Annotated[str, Rule(os.path.abspath)] | None = None
+    """A folder here with all wheels of the environment, for a login node without a network."""
     modules: Annotated[Words, MODULES] = ()
     """Environment modules to load before the start."""
     sif: Annotated[str, PATH] | None = None
@@ -136,6 +143,7 @@ class SlurmOptions(Options):
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key of each setting that is impossible on Slurm, with an error message."""
+        yield from environments.problems(self, python=None)
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
             least = -(-2 * lead_s(job) // 60) + 1
             yield (

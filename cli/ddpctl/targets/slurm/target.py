@@ -15,6 +15,7 @@ from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Outpu
 from ddpctl.environment import ignored_options
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.files import environments
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.job.launch_plan import Plan, check_script, find_script, look_for_script, script_of
 from ddpctl.job.secrets import read_secrets
@@ -66,6 +67,7 @@ class SlurmTarget(Target):
     def __init__(self, options: SlurmOptions, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(options, environ)
         self._host = Host.from_text(options.login) if options.login else None  # None: this machine is a login node
+        self._environment: Mapping[str, object] = {}
 
     def render(self, plan: Plan) -> str:
         """Return the batch script."""
@@ -93,9 +95,29 @@ class SlurmTarget(Target):
             if test.returncode == UNREACHED and (error := unreachable(test, self._host)):
                 raise error
             check_script(plan, test, host=self._host)
+        yield from self._prepare_environment(plan)
         if self._host is None and not self.options.array and (allocation := self.environ.get("SLURM_JOB_ID")):
             return (yield from self._start_in_allocation(plan, secrets, allocation))
         return (yield from self._submit_to_sbatch(plan, secrets, records))
+
+    def _prepare_environment(self, plan: Plan) -> Verb[None]:
+        """Make the environment of the options if the cluster does not have it, and use its Python."""
+        if not self.options.environment:
+            return
+        folder = str(PurePath(plan.folder).parent / ".environments")
+        recipe = yield from environments.read_recipe(self.options)
+        self.options = recipe.resolve(self.options, folder)
+        python = shlex.quote(str(self.options.python))
+        text = environments.record_text(python)
+        check = Command(argv=("sh",), stdin=text, host=self._host, probe=True)
+        (state,) = yield (check,)
+        if not state.stdout.strip():
+            yield from environments.make([self._host], str(self.options.python), recipe)
+        use = environments.use_text(python, shlex.quote(plan.folder))
+        (state,) = yield (replace(check, stdin=use + text, probe=False, placeholder='"<versions>"'),)
+        if not (record := environments.recorded(state.stdout)):
+            raise UnavailableError("the environment was not made: see the lines above")
+        self._environment = record
 
     def _check(self, plan: Plan) -> None:
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
@@ -169,7 +191,7 @@ class SlurmTarget(Target):
     def _handle(self, plan: Plan) -> Mapping[str, object]:
         tasks = {"tasks": list(expand(self.options.array))} if self.options.array else {}
         logs = {"logs": f"{self._host}:{plan.folder}"} if self._host else {}
-        return {"dir": plan.folder, "workdir": plan.cwd, **tasks, **logs}
+        return {"dir": plan.folder, "workdir": plan.cwd, **tasks, **logs, **self._environment}
 
     def _dependency(self, records: str) -> Verb[tuple[str, ...]]:
         """Return the options of sbatch for the run that the job waits for. Raises DdpctlError if it has failed."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from ddpctl.command import Command, Verb, sh
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.job.launch_plan import Plan, counted
+from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import CLOCK_S, NO_ERROR, Facts, GpusTakenError, Judgement, judge, parse_facts
-from ddpctl.text import format_duration, one_line
+from ddpctl.text import counted, format_duration, one_line
 from ddpwire.run_files import CHECKPOINTS
 
 TAKE_S = 90.0  # time limit for creating a ticket, longer than claims.MUTEX_S

@@ -1,11 +1,13 @@
 """The options of a target of kind ssh: its hosts, and how the ranks run on them."""
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ddpctl.command import Host
+from ddpctl.files import environments
 from ddpctl.job.spec import RUNTIME_ARGS, JobSpec, check_size
 from ddpctl.job.values import Options, Rule, Words, between, matching
 from ddpwire.machine import MAX_PORT
@@ -72,6 +74,10 @@ class SshOptions(Options):
     """More options for the container runtime, each as --NAME=VALUE."""
     python: str = "python3"
     """For runtime none: the Python on every host that has ddpctl[train], as a path or a name on PATH."""
+    environment: Annotated[str, Rule(os.path.abspath)] | None = None
+    """For runtime none: a uv.lock, pylock.toml or requirements.txt, from which each host gets a Python environment."""
+    wheelhouse: Annotated[str, Rule(os.path.abspath)] | None = None
+    """A folder here with all wheels of the environment, for hosts without a network."""
     project: Annotated[str, PROJECT] = "none"
     """The ranks' code. none: what is in the image (with runtime none: the home folder); sync: this folder is copied to
     every host; PATH: a folder that every host has."""
@@ -88,6 +94,7 @@ class SshOptions(Options):
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key of each setting that is impossible on this target, with an error message."""
+        yield from environments.problems(self, python="python3")
         addresses = [host.address for host in self.hosts]
         for address in self.exclude:
             if address not in addresses:

@@ -10,13 +10,13 @@ from typing import Any
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.files.images import Image, difference, read_inspect
-from ddpctl.job.launch_plan import Plan, counted, script_of
+from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.scripts import SHOWN
-from ddpctl.text import format_duration, one_line, table
+from ddpctl.text import counted, format_duration, one_line, table
 from ddpwire.exits import Exit
 from ddpwire.machine import GIB, format_free
 
@@ -178,6 +178,9 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bo
         yield UnavailableError, "SSH", fact.failure
         return
     if fact.get("engine_error"):
+        if options.environment:
+            yield UnavailableError, "environment", "its environment was not made: see the lines above"
+            return
         what = f"{options.python} there" if options.runtime == "none" else options.runtime
         yield UnavailableError, "container runtime", f"{what}: {fact.get('engine_error')}"
     if not fact.get("flock"):
@@ -288,7 +291,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
     if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
         return HostReport(host=host.address, failure=failure)
     holders: dict[str, Any] = {
-        gpu: {"run": claim.run, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
+        gpu: {"run": claim.run, "node": claim.node, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
     }
     use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.words.get("use", ()))}
 
@@ -305,7 +308,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         load=float(load[0]) if len(load) == 2 else None,
         cores=int(load[1]) if len(load) == 2 else None,
         gpus=tuple(map(gpu_report, fact.gpus)),
-        cpu_runs=tuple(CpuRun(run=claim.run, since=claim.since) for claim in fact.claims if not claim.gpus),
+        cpu_runs=tuple(CpuRun(run=it.run, node=it.node, since=it.since) for it in fact.claims if not it.gpus),
         waiting=tuple(ticket.run for ticket in fact.tickets),
     )
 

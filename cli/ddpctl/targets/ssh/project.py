@@ -17,8 +17,8 @@ from ddpctl.command import UNREACHED, Command, FilePart, Host, Output, Transfer,
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.files.images import human_size
 from ddpctl.files.project_files import IGNORE, LIST_ARGV, MAX_BYTES, RSYNC, file_state
-from ddpctl.job.launch_plan import counted
 from ddpctl.targets.ssh.scripts import run_path
+from ddpctl.text import counted
 
 _LITTLE = 1_000_000  # bytes; a smaller archive is a text for the existing connection: a new one would take longer
 LIST_S, PACK_S = 120.0, 600.0

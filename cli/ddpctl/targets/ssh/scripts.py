@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ddpctl.command import NO_GPU, path_word
 from ddpctl.errors import ConfigError
+from ddpctl.files import environments
 from ddpctl.files.images import inspect_line
 from ddpctl.job.launch_plan import CHECK_PYTHON, Plan, ddprun_args
 from ddpctl.job.spec import size_bytes
@@ -107,6 +108,7 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
             f'if out=$({python} -c {shlex.quote(CHECK_PYTHON)} 2>&1); then say engine "$({python} -V)"; '
             f'else say engine_error "$(last "$out")"; fi',
         ]
+        lines += [f'say environment "$({environments.record_text(python)})"'] if options.environment else []
     else:
         version = "{{.Server.Version}}" if engine == "docker" else "{{.Client.Version}}"
         lines += [
@@ -179,8 +181,10 @@ def launch_process(
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     log = path_word(run_path(options.home, run, node_name(node), NODE_LOG))
     python, *rest = argv
+    run_dir = path_word(run_path(options.home, run))
+    uses = environments.use_text(path_word(python), run_dir) if options.environment else ""
     return f"""\
-cd {path_word(folder)}
+{uses}cd {path_word(folder)}
 {exports}setsid {path_word(python)} {shlex.join(rest)} </dev/null >>{log} 2>&1 8>&- &
 """
 

@@ -1,6 +1,7 @@
 """The operations (verbs) of the target ssh, which run commands on its hosts."""
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,10 +9,11 @@ from functools import partial
 from pathlib import PurePath
 
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb, path_word, sh
-from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, UnavailableError, UsageError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.files import environments
 from ddpctl.files.pull import MADE, Place, pull_places
-from ddpctl.job.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
+from ddpctl.job.launch_plan import Plan, check_script, contract, ddprun_args, look_for_script, script_of
 from ddpctl.job.secrets import make_store_secret, read_secrets
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import NodeReport, RunStatus, fold_nodes, node_report
@@ -23,7 +25,7 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, clock_of, host_report, judge, parse_facts, report, split_shown
 from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import container_name, run_path
-from ddpctl.text import one_line
+from ddpctl.text import counted, one_line
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS
@@ -34,6 +36,7 @@ SHOW_S = 30.0  # plus one second per node
 LOST_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
+ENGINE_ERROR = re.compile("(?m)^engine_error .*")
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
 _ROOT, _OURS = "0:", "10001:10001"  # if the login user is root, containers run as the image's user
@@ -78,6 +81,17 @@ class SshTarget(Target):
         options = replace(self.options, exclude=(*self.options.exclude, *machines))
         return None if any(options.problems(job)) else options
 
+    @property
+    def _environments(self) -> str:
+        return f"{self.options.home.rstrip('/')}/environments"
+
+    def resolve(self) -> Verb[SshOptions]:
+        """Return the options with the environment's Python."""
+        if self.options.environment:
+            recipe = yield from environments.read_recipe(self.options)
+            self.options = recipe.resolve(self.options, self._environments)
+        return self.options
+
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the run outlives ddpctl
         """Check the hosts. If enough of them are ready, start one node on each host."""
         secrets = read_secrets(plan.job, self.environ)
@@ -99,6 +113,7 @@ class SshTarget(Target):
             return facts
 
         secrets = read_secrets(plan.job, self.environ)
+        yield from self.resolve()
         try:
             choice = yield from choose(self.options, plan, look, dry_run=True)
         except DdpctlError:
@@ -145,6 +160,7 @@ class SshTarget(Target):
                 "hosts": choice.numbers,
                 "nodes": asked,
                 "device": "cuda" if choice.cuda else "cpu",
+                **environments.recorded(facts[0].get("environment")),
                 **({"machines": choice.machines} if choice.machines else {}),
             },
             note="\n".join(notes),
@@ -206,16 +222,27 @@ class SshTarget(Target):
         checkpoints = checkpoint_folder(self.options, plan) if is_resumed(plan) else None
         text = scripts.facts_script(self.options, image=plan.job.image, script=script, checkpoints=checkpoints)
         local = look_for_script(plan) if self.options.project == "sync" else ()
-        outputs = yield (
-            *(Command(argv=("/bin/sh",), stdin=text, host=host.host, probe=True, timeout_s=FACTS_S) for host in hosts),
-            *local,
-        )
+        ask = partial(Command, argv=("/bin/sh",), stdin=text, timeout_s=FACTS_S)
+        outputs = [*(yield (*(ask(host=host.host, probe=True) for host in hosts), *local))]
         check_script(plan, *outputs[len(hosts) :])
+        lacking = [place for place in range(len(hosts)) if "\nengine_error " in outputs[place].stdout]
+        if self.options.environment and lacking:
+            yield from self._make_environment([hosts[place].host for place in lacking])
+            assumed = (ENGINE_ERROR.sub("engine Python <version>", outputs[place].stdout) for place in lacking)
+            again = (ask(host=hosts[place].host, placeholder=next(assumed)) for place in lacking)
+            for place, output in zip(lacking, (yield tuple(again)), strict=True):
+                outputs[place] = output
         facts = tuple(map(parse_facts, outputs[: len(hosts)]))
         ready = [place for place, fact in enumerate(facts) if not fact.failure]
         dates = yield tuple(Command(argv=("date", "+%s.%N"), host=hosts[place].host, probe=True) for place in ready)
         clocks = dict(zip(ready, map(clock_of, dates), strict=True))
         return tuple(replace(fact, clock_s=clocks.get(place)) for place, fact in enumerate(facts))
+
+    def _make_environment(self, hosts: Sequence[Host]) -> Verb[None]:
+        recipe = yield from environments.read_recipe(self.options)
+        if recipe.resolve(self.options, self._environments) != self.options:
+            raise ConfigError(f"environment: {recipe.lock} or ddpctl has changed since the launch: launch it again")
+        yield from environments.make(hosts, self.options.python, recipe)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run. Each host is queried only once, for all nodes that it runs."""
@@ -374,7 +401,8 @@ class SshTarget(Target):
 
     def remove_outside(self) -> str:
         """Return shell code that removes the claims of ended runs on a host."""
-        return claims.remove_invalid(scripts.claims_folder(self.options.home))
+        clean = environments.clean_text(self._environments) if self.options.environment else ""
+        return claims.remove_invalid(scripts.claims_folder(self.options.home)) + clean
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Copy the run's folder from each host of the run. If the checkpoints are elsewhere, copy their folder, too."""
