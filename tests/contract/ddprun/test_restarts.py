@@ -91,18 +91,6 @@ def test_a_job_that_may_shrink_goes_on_without_a_lost_node(runs):
     assert first.end() == 0
 
 
-<<<<<<< HEAD
-=======
-def test_a_node_0_that_falls_silent_is_named(runs):
-    """No connection is closed when a machine loses its power: every call to its store just waits."""
-    first, second = runs.pair("steps.py", "--steps", "100000")
-    runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
-    first.process.send_signal(signal.SIGSTOP)
-    assert second.end() == 137
-    assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
-    first.process.kill()
-
-
 def resumed_apart(runs, how, *, executed=()):
     """What node 0 reports after a restart of two nodes, which have folders of their own for checkpoints."""
     port = runs.free_port()
@@ -133,7 +121,6 @@ def test_ranks_that_cannot_be_observed_are_unknown(runs):
     assert resumed_apart(runs, "own", executed=(1,)) == []
 
 
->>>>>>> main
 SAY = """
 import os, sys
 print("past", os.environ.get("DDP_STEPS_BEFORE"), os.environ["DDP_LOST_BEFORE"], flush=True)
