@@ -136,7 +136,7 @@ GPUS = (
 )  # fmt: skip
 HOSTS = (
     HostReport(host="box1", time=8200, load=3.5, cores=64, gpus=GPUS, waiting=("day", "late")),
-    HostReport(host="box2", time=1030, cpu_runs=(CpuRun(run="small", since=1000),)),
+    HostReport(host="box2", time=1030, cpu_runs=(CpuRun(run="small", node=2, since=1000),)),
     HostReport(host="box3", failure="10.0.0.3:22: no route to host"),
     HostReport(host="box4"),
 )
@@ -144,10 +144,19 @@ HOSTS = (
 
 @pytest.mark.parametrize("columns", [80, 160])
 def test_the_table_of_hosts_fits_the_terminal(columns: int, snapshot: Callable[..., None]) -> None:
-    lines = [cut(line, columns) for line in hosts_table(HOSTS)]
+    lines = [cut(line, columns) for line in hosts_table(HOSTS, {"small": 3})]
     assert max(map(len, lines)) <= columns
     assert any(UUID in line for line in lines) == (columns > 80)
     snapshot("".join(f"{line.rstrip()}\n" for line in lines))
+
+
+def test_a_machine_that_is_reserved_for_a_spare_is_marked() -> None:
+    spare = HostReport(host="box2", time=1030, cpu_runs=(CpuRun(run="small", node=3, since=1000),))
+    on_gpu = replace(spare, cpu_runs=(), gpus=(replace(GPUS[0], run="small", node=3),))
+    for report in (spare, on_gpu):
+        assert "small (spare)" in hosts_table([report], {"small": 3})[1]
+        for is_none in ({"small": 4}, {}):  # a node, and a run of another user or machine
+            assert "(spare)" not in hosts_table([report], is_none)[1]
 
 
 def test_control_characters_of_a_program_are_not_shown() -> None:

@@ -12,7 +12,7 @@ from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, VIEW, draft_of, lines, plan_of
 
 from ddpctl.command import Command, Output
-from ddpctl.errors import ConfigError, DdpctlError, NotStartedError
+from ddpctl.errors import ConfigError, DdpctlError
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.kubernetes import target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
@@ -189,21 +189,20 @@ def test_a_runtime_that_contradicts_a_run_is_refused_by_its_field(
     assert change[0] in TORCH
     with pytest.raises(DdpctlError) as error:
         submit({NAME: answer_of(TORCH.replace(*change))}, job)
-    reason = error.value.reason if isinstance(error.value, NotStartedError) else error.value
-    assert reason.code == 78
-    assert_names(reason, "runtime", *names)
+    assert error.value.code == 78
+    assert_names(error.value, "runtime", *names)
 
 
 def answer_of(text: str, kind: str = "ClusterTrainingRuntime") -> Output:
     return Output(returncode=0, stdout=json.dumps({"kind": kind, "spec": yaml.safe_load(text)}))
 
 
-def submit(answers: Mapping[str, Output], job: JobSpec = JOB, name: str = NAME) -> list[Command]:
+def submit(
+    answers: Mapping[str, Output], job: JobSpec = JOB, name: str = NAME, asked: list[Command] | None = None
+) -> list[Command]:
     options = KubernetesOptions(workload="trainjob", runtime=name)
-    asked: list[Command] = []
     given = {**answers, "config view": VIEW, "jsonpath={.metadata.uid}": Output(returncode=0, stdout="af8e18f3")}
-    perform(target.KubernetesTarget(options, {}).submit(plan_of(job), attached=True), given, asked)
-    return asked
+    return perform(target.KubernetesTarget(options, {}).submit(plan_of(job), attached=True), given, asked)[0]
 
 
 @pytest.mark.parametrize("kind", ["ClusterTrainingRuntime", "TrainingRuntime"])
@@ -224,10 +223,11 @@ def test_a_launch_reads_the_runtime_even_in_a_dry_run_and_sends_its_fields(kind:
 
 def test_a_runtime_that_does_not_exist_is_named_with_those_that_exist() -> None:
     known = Output(returncode=0, stdout="jax-distributed torch-distributed")
-    with pytest.raises(NotStartedError) as error:
-        submit({"jsonpath={.items[*]": known}, name="torch-distibuted")
-    assert error.value.reason.code == 78
-    assert_names(error.value.reason, "ClusterTrainingRuntime", "torch-distibuted", "jax-distributed", NAME)
+    asked: list[Command] = []
+    with pytest.raises(DdpctlError) as error:
+        submit({"jsonpath={.items[*]": known}, name="torch-distibuted", asked=asked)
+    assert (error.value.code, any(command.starts for command in asked)) == (78, False)
+    assert_names(error.value, "ClusterTrainingRuntime", "torch-distibuted", "jax-distributed", NAME)
 
 
 def test_a_runtime_that_may_not_be_read_is_an_error_that_names_the_right() -> None:
@@ -237,9 +237,11 @@ def test_a_runtime_that_may_not_be_read_is_an_error_that_names_the_right() -> No
         'User "ann" cannot get resource "clustertrainingruntimes" in API group "trainer.kubeflow.org" at the cluster '
         "scope\n",
     )
-    with pytest.raises(NotStartedError) as error:
-        submit({NAME: forbidden})
-    assert_names(error.value.reason, NAME, "dry run", "get clustertrainingruntimes", "ClusterRole")
+    asked: list[Command] = []
+    with pytest.raises(DdpctlError) as error:
+        submit({NAME: forbidden}, asked=asked)
+    assert not any(command.starts for command in asked)
+    assert_names(error.value, NAME, "dry run", "get clustertrainingruntimes", "ClusterRole")
 
 
 def test_a_rendered_spec_has_no_runtime_of_the_cluster() -> None:
