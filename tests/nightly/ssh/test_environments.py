@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.ssh_lab import MISSING, PACKAGES, Box, Person, box, free_port
+from bench.measuring import free_port
+from tests.cluster.ssh_lab import MISSING, PACKAGES, Box, Person, box
 from tests.messages import assert_names
 
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING or ""), pytest.mark.timeout(1800)]
