@@ -199,8 +199,7 @@ def main() -> NoReturn:
         outcome = run()
     except Exception as error:
         outcome = outcome_of_error(error, folder)
-    notices.finish()  # before the teardown ends what the node's commands have left
-    commands.tear_down(outcome.code)
+    commands.tear_down(outcome.code, spared=notices.command_processes())
     conclude(outcome, report, end)
 
 

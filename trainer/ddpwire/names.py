@@ -64,6 +64,8 @@ AT: Final = "at"  # and the time.monotonic() up to which they count: at=81234.5
 # prometheus_client's own: where a process keeps the files that ddprun collects.
 PROMETHEUS_MULTIPROC_DIR: Final = "PROMETHEUS_MULTIPROC_DIR"
 
+NOTICE_VARIABLE: Final = r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?"  # has the address of a notice
+ADDRESS_PATTERN: Final = r"\s*[A-Za-z][A-Za-z0-9+.-]*://\S+\s*"  # of a notice: it may be secret
 NODES_PATTERN: Final = r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?"
 
 

@@ -173,7 +173,11 @@ def _failed(run: Facts) -> bool:
 def _end(run: Facts) -> str:
     code = next((code for code in run["codes"] if code), 0)
     message = run["outcome"] if code else ""
-    return "it hung, and was killed" if run["hung"] else f"it ended with exit code {code}{message and f' ({message})'}"
+    return (
+        "it hung, and was killed (see --hang-timeout)"
+        if run["hung"]
+        else f"it ended with exit code {code}{message and f' ({message})'}"
+    )
 
 
 def _elsewhere(facts: Rehearsal) -> str:

@@ -131,7 +131,7 @@ class Remote:
         from ddpctl.execution.ssh import NoConnectionError
 
         try:
-            channel = self._channel(_host(command))
+            channel = self._channel(_host(command), min(SESSION_S, command.timeout_s or SESSION_S))
         except NoConnectionError as error:
             return Output(returncode=UNREACHED, stderr=str(error))
         try:
@@ -151,23 +151,25 @@ class Remote:
                 channel.close()
                 self._ended_at[_host(command)] = time.monotonic()
 
-    def _channel(self, host: Host) -> "Channel":
+    def _channel(self, host: Host, timeout_s: float) -> "Channel":
         """Open a session. If the existing connection is broken, connect again once.
 
-        If the sshd refuses the session, wait for the end of another one: by default, it allows 10 (MaxSessions).
+        If the sshd refuses the session, wait for the end of another one: by default, it allows 10 (MaxSessions). Give
+        up if none has ended for ``timeout_s``.
         """
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.execution.ssh import NoConnectionError
 
-        connections, started, is_new = self._connections, time.monotonic(), False
+        connections, started, is_new, pause_s = self._connections, time.monotonic(), False, _SESSION_POLL_S
         while connections is self._connections:  # otherwise they were closed
             try:
                 if channel := _open_session(self._connect(host).transport, LOST_S):
                     return channel
-                if time.monotonic() - max(started, self._ended_at.get(host, 0.0)) > SESSION_S:
-                    raise NoConnectionError(f"its sshd has allowed no further session for {SESSION_S:g} s")
-                time.sleep(_SESSION_POLL_S)
+                if time.monotonic() - max(started, self._ended_at.get(host, 0.0)) > timeout_s:
+                    raise NoConnectionError(f"its sshd has allowed no further session for {timeout_s:g} s")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 1.0)  # each refusal is a line in the log of the sshd
             except (SSHException, OSError, EOFError) as error:
                 self._forget(host)
                 if is_new:

@@ -73,8 +73,12 @@ def read_lock(path: Path, wheelhouse: Path | None, own: bytes = b"") -> Recipe:
     text = path.read_text()
     texts = {path.name: text} | {name: (path.parent / name).read_text() for name in LOCKS[path.name][:1]}
     texts |= {name: file.read_text() for name in LOCKS[path.name][1:] if (file := path.parent / name).is_file()}
+    if path.name == "requirements.txt" and (open_ := re.search(r"(?m)^(?!.*(===?| @ ))([A-Za-z0-9].*|-r.*)", text)):
+        raise ValueError(f"'{open_[0].strip()}' has no exact version: make a lock, such as by uv pip compile")
     if not re.search(r'(?m)^(name = "torch"$|torch *[=@[])', text):
         raise ValueError("torch is not in it")
+    if wheelhouse and not wheelhouse.is_dir():
+        raise ValueError(f"the wheelhouse {wheelhouse} is not a folder")
     wheels = sorted(wheelhouse.glob("*.whl")) if wheelhouse else []
     if wheelhouse and not wheels:
         raise ValueError(f"{wheelhouse} has no wheels")
@@ -85,7 +89,7 @@ def read_lock(path: Path, wheelhouse: Path | None, own: bytes = b"") -> Recipe:
     requires = re.search(r'(?m)^requires-python = "(.+)"$', text)
     return Recipe(
         lock=str(path), name=f"{path.name} {hashlib.sha256(text.encode()).hexdigest()[:12]}", texts=texts,
-        requires=texts.get(".python-version", "").strip() or (requires[1] if requires else PYTHON),
+        requires=next(iter(texts.get(".python-version", "").split()), "") or (requires[1] if requires else PYTHON),
         num_bytes=num_bytes, sizes={f"{hashlib.sha256(own).hexdigest()[:12]}/{WHEEL}": len(own), **sizes},
         wheelhouse=str(wheelhouse or ""),
     )  # fmt: skip
@@ -131,7 +135,8 @@ def _read(options: Any) -> Recipe:
 def record_text(python: str) -> str:
     """Return shell code that prints the record of the environment of ``python``, a word of the shell, on one line."""
     code = f'import sys; print(open(sys.prefix + "/{PYTHON_RECORD}").read().strip())'
-    return f"{python} -c {shlex.quote(code)} 2>/dev/null"
+    # The time of the folder keeps another launch from removing it (clean_text).
+    return f'touch -c "$(dirname {python})" 2>/dev/null; {python} -c {shlex.quote(code)} 2>/dev/null'
 
 
 def recorded(text: str) -> dict[str, Any]:
@@ -260,7 +265,8 @@ step() {{ # NAME COMMAND...: run a command, and show the last line of its output
 }}
 install() {{ name=$1; shift; step "$name" "$uv" pip install --python "$env" --project lock {index} "$@"; }}
 log='' s=0
-mkdir -p {folder}/lock && cd {folder} || stop {Exit.CANNOT_WRITE:d} 'the folder of the environment cannot be written'
+mkdir -p {folder}/lock && chmod 700 {folder}/lock && cd {folder} ||
+  stop {Exit.CANNOT_WRITE:d} 'the folder of the environment cannot be written'
 exec 9>>"$PWD.flock"
 flock -n 9 || say 'waiting for the installation of another launch'
 until flock -w 5 9; do

@@ -33,7 +33,6 @@ OURS = frozenset({
     names.CHECKPOINT_STORE, names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
 })  # fmt: skip
 OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
-ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -130,7 +129,9 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_events(events: tuple[str, ...]) -> tuple[str, ...]:
     """Check that there are events, and notices of each of them. Raises ValueError."""
-    for event in events or ("",):
+    if not events:
+        raise ValueError("names no event: leave it out, or leave out notify")
+    for event in events:
         if event not in NOTICE_EVENTS:
             raise ValueError(f"{quote(event)} is not {either(NOTICE_EVENTS)}")
     return events
@@ -264,13 +265,14 @@ class JobSpec(Options):
             todo = "use fewer spares than nodes" if is_fixed else "use a fixed number of nodes"
             yield "job.spares", f"{self.spares} for {self.nodes} nodes: {todo}"
         for target in self.notify:
-            if ADDRESS.fullmatch(target):
+            if re.fullmatch(names.ADDRESS_PATTERN, target):
                 yield (
                     "job.notify",
                     "an address may be secret: put it in a variable, name it in secrets, and write $NAME",
                 )
-            elif target.startswith("$") and target[1:] not in {*self.secrets, *self.env}:
-                yield "job.notify", f"no node has a variable {quote(target[1:])}: name it in secrets"
+            variable = re.fullmatch(names.NOTICE_VARIABLE, target)
+            if variable and variable[1] not in {*self.secrets, *self.env}:
+                yield "job.notify", f"no node has a variable {quote(variable[1])}: name it in secrets"
         if self.checkpoint_copies > self.max_nodes:
             yield (
                 "job.checkpoint_copies",

@@ -46,7 +46,7 @@ def test_the_python_of_an_environment_depends_on_the_lock_its_python_ddpctl_and_
     ]
     lock(tmp_path, "", "pyproject.toml")
     recipes.append(read_lock(lock(tmp_path, UV_LOCK, "uv.lock"), None, b"wheel"))
-    lock(tmp_path, "3.13\n", ".python-version")
+    lock(tmp_path, "3.13\n3.12\n", ".python-version")
     recipes.append(read_lock(lock(tmp_path, UV_LOCK, "uv.lock"), None, b"wheel"))
     assert len({*map(key, recipes)}) == len(recipes)
     assert [recipe.requires for recipe in recipes[3:]] == [">=3.11", ">=3.12", "3.13"]
@@ -66,6 +66,9 @@ BARE = f"{SSH}    runtime: none\n"
             "slurm", "requirements.txt", "torch==2.10.0", "    runtime: pyxis\n", "4:18", ("pyxis",), id="pyxis"
         ),
         pytest.param("ssh", "requirements.txt", "numpy==2.0", BARE, "4:18", ("torch",), id="no-torch"),
+        pytest.param(
+            "ssh", "requirements.txt", "torch==2.10.0\nnumpy\n", BARE, "4:18", ("'numpy'", "version"), id="no-version"
+        ),
         pytest.param("ssh", "requirements.txt", "torch==2\xff", BARE, "4:18", ("requirements.txt",), id="not-utf-8"),
         pytest.param("ssh", "uv.lock", UV_LOCK, BARE, "4:18", ("pyproject.toml",), id="no-pyproject"),
         pytest.param("ssh", "conda.yaml", "torch", BARE, "4:18", ("uv.lock",), id="another-name"),

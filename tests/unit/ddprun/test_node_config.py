@@ -188,6 +188,7 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
         ),
         (["--debug-rank", "1"], {}, "--debug-rank '1'"),
         (["--pushgateway", "over there"], {}, "--pushgateway 'over there'"),
+        (["--notify", "Slack://token/channel"], {}, "--notify is an address"),
     ],
 )
 def test_a_contradictory_configuration_is_refused(argv, environ, named):

@@ -51,8 +51,9 @@ class Console:
 
     def log(self, text: str) -> None:
         """Queue a line from ddprun itself for stderr."""
-        self._on_log(f"{text}\n".encode())
-        self.put(2, f"[{self.name}] {text}\n".encode())
+        line = f"{text}\n".encode(errors="replace")  # the message of an exception may have a lone surrogate
+        self._on_log(line)
+        self.put(2, f"[{self.name}] ".encode() + line)
 
     def log_now(self, text: str) -> None:
         """Queue a line. Write it at once if ``start`` has not been called yet and neither stream would block."""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from signal import SIGKILL
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import BinaryIO, cast
@@ -96,10 +96,10 @@ class NodeCommands:
         self._is_set_up = True
         return "", 0
 
-    def tear_down(self, code: int) -> None:
+    def tear_down(self, code: int, spared: Collection[int] = ()) -> None:
         """Run all commands of node_teardown, if set_up was called. Kill what the commands of the node have left.
 
-        ``code`` is the exit code of the run, which a failure does not change.
+        ``code`` is the exit code of the run, which a failure does not change. ``spared``: processes of others.
         """
         deadline = time.monotonic() + self._config.teardown_timeout_s
         environ = self._environ | {names.EXIT_CODE: str(code)}
@@ -107,7 +107,7 @@ class NodeCommands:
             if why := self._run("node_teardown", text, environ, deadline, lambda: False)[0]:
                 self._log(f"{why}; the exit code of the run is still {code}")
         if self._before:  # ranks have ended: what is new has been left by commands, in whatever session it is
-            for pid in {*processes.descendants(os.getpid())} - self._before:
+            for pid in {*processes.descendants(os.getpid())} - {*self._before, *spared}:
                 processes.kill(pid, SIGKILL)
 
     def _run(

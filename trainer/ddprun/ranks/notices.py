@@ -5,16 +5,15 @@ sent, and a recorded notice is never sent again, so that none arrives twice. If 
 stays "sending", and nobody can know whether it has arrived.
 """
 
-import contextlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from ddprun.files.node_dir import Journal
 from ddprun.ranks.node_commands import run_program, shell_command
@@ -30,6 +29,7 @@ from ddpwire.run_files import Notice, NoticeEvent, Outcome
 TIMEOUT_S = 20.0  # for one address or command
 RECORD_S = 5.0  # for the disk to answer
 MOST_NOTICES = 50  # that node.json keeps
+MOST_LINES, MOST_CHARS = 20, 500  # of the output of one command in the log
 RESTARTS: Mapping[str, NoticeEvent] = {"hang": "hang", "node_lost": "lost_node"}  # by the cause of the failure
 # The address is a variable, because every user of the machine can read the arguments of a process. The messages of
 # apprise are turned off, because they may contain the address.
@@ -59,15 +59,16 @@ class Notices:
         self._lock = threading.Lock()
         self._notices: list[Notice] = []
         self._threads: list[threading.Thread] = []
+        self._others: set[int] = set()  # the processes below ddprun before the first notice
 
     def problems(self) -> Iterator[str]:
         """Yield a line for each address that cannot get a notice."""
-        addresses = [target for target in self._config.notify if target.startswith("$")]
+        addresses = [target for target in self._config.notify if _variable(target)]
         if addresses and not importlib.util.find_spec("apprise"):
             todo = "pip install 'ddpctl[notify]'"
             yield f"notify: no notice can be sent to {', '.join(addresses)}: apprise is not installed here ({todo})"
         for address in addresses:
-            if not self._environ.get(address[1:]):
+            if not self._environ.get(_variable(address)):
                 yield f"notify: no notice can be sent to {address}: the variable is not set on this node"
 
     def tell_restart(self, outcome: Outcome) -> None:
@@ -84,24 +85,37 @@ class Notices:
         """Send a notice to each address and command, unless the user does not want notices of this event."""
         if event not in self._config.notify_on:
             return
+        # The environment of a process and the log cannot have these characters.
+        message = message.encode(errors="replace").decode().replace("\0", "?")
+        self._others = self._others or {*processes.descendants(os.getpid())}
         for target in self._config.notify:
             with self._lock:
                 number = len(self._notices)
                 self._notices.append(Notice(event=event, attempt=attempt, to=target, state="sending"))
                 self._record()
             thread = threading.Thread(target=self._send, args=(number, target, message), name="notices", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            try:
+                thread.start()
+                self._threads.append(thread)
+            except RuntimeError as error:  # the limit of processes
+                self._conclude(number, str(error))
 
     def finish(self) -> None:
         """Wait until the last notice has been sent or given up. Kill what the commands have left."""
         deadline = time.monotonic() + TIMEOUT_S + RECORD_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        for pid in processes.descendants(os.getpid()) if self._threads else ():
-            with contextlib.suppress(OSError):  # it has ended
-                if f"\0{names.NOTICE}=".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    processes.kill(pid, signal.SIGKILL)
+        for pid in self.command_processes():
+            processes.kill(pid, signal.SIGKILL)
+
+    def command_processes(self) -> set[int]:
+        """Return the processes of commands, also those in sessions of their own, whose parent is ddprun by then.
+
+        They are the children of ddprun that have come since the first notice, and the descendants of these.
+        """
+        every = processes.list_processes() if self._threads else []
+        children = {each.pid for each in every if each.parent == os.getpid()} - self._others
+        return children.union(*(processes.descendants(pid) for pid in children))
 
     def _end(self, outcome: Outcome) -> NoticeEvent | None:
         if outcome.code == 0:
@@ -124,26 +138,36 @@ class Notices:
             names.NOTICE_TEXT: text,
             names.NOTICE_TITLE: f"{run}: {notice.event}",
         }
-        argv, last_line = shell_command(target, environ), ""
-        if target.startswith("$"):
+        argv, lines = shell_command(target, environ), list[str]()
+        if variable := _variable(target):
             argv = [sys.executable, "-P", "-c", SEND]
-            environ |= {names.NOTICE_ADDRESS: self._environ.get(target[1:], "")}
+            environ |= {names.NOTICE_ADDRESS: self._environ.get(variable, "")}
 
         def on_line(line: str) -> None:
-            nonlocal last_line
-            last_line = line
-            self._journal.log(f"notify: {line}")
+            if len(lines) < MOST_LINES:
+                lines.append(line[:MOST_CHARS])
+                self._journal.log(f"notify: {lines[-1]}")
 
         try:
             why, _ = run_program(argv, environ, time.monotonic() + TIMEOUT_S, on_line=on_line)
         except OSError as error:
             why = f"cannot start {argv[0]}: {error.strerror}"
-        why = last_line if why and target.startswith("$") and last_line else why
+        self._conclude(number, lines[-1] if why and variable and lines else why)
+
+    def _conclude(self, number: int, why: str) -> None:
+        """Record that a notice was sent, or why not."""
         with self._lock:
+            notice = self._notices[number]
             self._notices[number] = replace(notice, state="failed" if why else "sent", why=why)
             self._record()
         if why:
-            self._journal.log(f"the notice of '{notice.event}' could not be sent to {target}: {why}")
+            self._journal.log(f"the notice of '{notice.event}' could not be sent to {notice.to}: {why}")
+
+
+def _variable(target: str) -> str:
+    """Return the name of the variable that has the address, or "" if the target is a command."""
+    match = re.fullmatch(names.NOTICE_VARIABLE, target)
+    return match[1] if match else ""
 
 
 def _decides(outcome: Outcome, node: int, config: NodeConfig) -> bool:

@@ -273,7 +273,7 @@ def read_config(
         stop_signal=STOP_SIGNALS[_choice("--stop-signal", options.stop_signal, STOP_SIGNALS) or "TERM"],
         node_setup=tuple(options.node_setup or ()),
         node_teardown=tuple(options.node_teardown or ()),
-        notify=tuple(options.notify or ()),
+        notify=_notify(options.notify or ()),
         notify_on=_events(options.notify_on),
         setup_timeout_s=_seconds("--setup-timeout", options.setup_timeout, 1800.0),
         teardown_timeout_s=teardown_s,
@@ -486,6 +486,13 @@ def _choice(flag: str, text: str | None, allowed: Collection[str]) -> Any:
     if text is not None and text not in allowed:
         raise config_error(f"{flag} is {text!r}: expected {', '.join(allowed)}")
     return text
+
+
+def _notify(targets: Collection[str]) -> tuple[str, ...]:
+    if any(re.fullmatch(names.ADDRESS_PATTERN, target) for target in targets):
+        hint = "put it in a variable, and give --notify '$NAME'"
+        raise config_error("--notify is an address, which may be secret", hint=hint)
+    return tuple(targets)
 
 
 def _events(text: str | None) -> tuple[str, ...]:

@@ -72,6 +72,8 @@ class SlurmTarget(Target):
     def render(self, plan: Plan) -> str:
         """Return the batch script."""
         self._check(plan)
+        if self.options.environment:
+            raise ConfigError("environment: ddpctl render installs nothing: use ddpctl launch, or set 'python' instead")
         return render_script(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
