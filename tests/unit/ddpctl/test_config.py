@@ -264,13 +264,13 @@ def test_notices_reach_ddprun_with_the_chosen_events() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "keys", ["notify: [$HOOK]", "notify: ['${HOOK}']", "notify: ['slack://a/b/c']", "notify_on: []", "notify_on: [end]"]
-)
 def test_a_command_of_a_notice_may_begin_with_a_variable() -> None:
     assert load("job: {notify: [$HOME/bin/tell.sh done]}").job.notify == ("$HOME/bin/tell.sh done",)
 
 
+@pytest.mark.parametrize(
+    "keys", ["notify: [$HOOK]", "notify: ['${HOOK}']", "notify: ['slack://a/b/c']", "notify_on: []", "notify_on: [end]"]
+)
 def test_a_notice_that_nobody_can_get_and_a_literal_address_are_refused(keys: str) -> None:
     with pytest.raises(ConfigError):
         load(f"job: {{{keys}}}")
