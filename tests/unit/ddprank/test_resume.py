@@ -122,12 +122,12 @@ def test_an_exception_of_a_signal_handler_reaches_the_script(
     """A handler may run between any two calls in the hook or in the record, here in getcwd and in stat."""
 
     def interrupted(*_: Any) -> Any:
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
 
     def handler(*_: Any) -> None:
         raise error
 
-    old = signal.signal(signal.SIGUSR1, handler)
+    old = signal.signal(signal.SIGUSR2, handler)
     monkeypatch.chdir(tmp_path / "checkpoints")
     try:
         (tmp_path / "checkpoints/last.pt").read_bytes()
@@ -137,7 +137,7 @@ def test_an_exception_of_a_signal_handler_reaches_the_script(
                 with pytest.raises(error):
                     call()
     finally:
-        signal.signal(signal.SIGUSR1, old)
+        signal.signal(signal.SIGUSR2, old)
 
 
 def test_a_deleted_current_folder_and_a_deleted_file_do_not_disturb_the_script(
