@@ -10,7 +10,6 @@ import os
 import stat
 import sys
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Final
 
 from ddprank.heartbeat import HEARTBEAT_FILE
@@ -27,20 +26,15 @@ class _Guard:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> bool:
-        return isinstance(error, Exception) and trace is not None and trace.tb_next is None
+    def __exit__(self, *error: Any) -> bool:
+        return isinstance(error[1], Exception) and error[2].tb_next is None
 
 
 def opened_path(args: tuple[Any, ...]) -> tuple[str, bool]:
-    """Return the absolute path in the arguments of the audit event ``open``, and whether the file is to be written.
-
-    The path is empty if it is only a descriptor, or if the current folder has been deleted.
-    """
+    """Return the absolute path of the audit event ``open`` (empty: a descriptor), and whether it is to be written."""
     name = args[0] if isinstance(args[0], str) else ""
-    if name and not name.startswith("/"):
-        relative, name = name, ""
-        with _Guard():
-            name = f"{os.getcwd()}/{relative}"  # noqa: PTH109 (fast)
+    with _Guard():  # the current folder may have been deleted
+        name = name if name.startswith("/") or not name else f"{os.getcwd()}/{name}"  # noqa: PTH109 (fast)
     return name, bool(args[2] & (os.O_WRONLY | os.O_RDWR))
 
 
@@ -55,13 +49,11 @@ class ResumeRecord:
         self._had_state = False  # before that step
         self._is_open = True
 
-    def install(self) -> None:
-        """Add the audit hook. It is a plain function: a method takes five times as long at each call of ``id``."""
-
+        # The audit hook is a plain function: a method takes five times as long at each call of ``id``.
         def audit(event: str, args: tuple[Any, ...]) -> None:
             if event == "open" and self._is_open:
-                path, writes = opened_path(args)
-                path = os.path.normpath(path)
+                name, writes = opened_path(args)
+                path = os.path.normpath(name)
                 if not writes and path.startswith(self._folders) and len(self._opened) < MAX_FILES:
                     self._opened[path.removeprefix(self._folders[0]).removeprefix(self._folders[1])] = path
 
@@ -70,12 +62,11 @@ class ResumeRecord:
     def before_step(self, optimizer: Any) -> None:
         """Note the first optimizer's state before its first step, and write the record before the next step."""
         # torch.distributed.checkpoint takes a step without a learning rate, to make an optimizer's state.
-        if not self._is_open or all(_number(group.get("lr", 1)) == 0 for group in optimizer.param_groups):
-            return
-        if self._first is None:
-            self._first, self._had_state = optimizer, _has_state(optimizer)
-        else:
+        is_step = self._is_open and any(_number(group.get("lr", 1)) for group in optimizer.param_groups)
+        if is_step and self._first is not None:
             self.begin(None)
+        elif is_step:
+            self._first, self._had_state = optimizer, _has_state(optimizer)
 
     def begin(self, reported: int | None) -> None:
         """Write the record. ``reported``: the step before the first one that the script has reported, if any."""
@@ -87,9 +78,8 @@ class ResumeRecord:
         counted = None if first is None else _steps_before(first)
         files = {name: file for name, path in self._opened.items() if (file := _fingerprint(path))}
         record = json.dumps({"reported": reported, "counted": counted, "is_fresh": is_fresh, "files": files})
-        with _Guard():
-            with open(f"{self._path}.new", "w") as output:  # noqa: PTH123
-                output.write(record)
+        with _Guard(), open(f"{self._path}.new", "wb", 0) as output:  # noqa: PTH123
+            output.write(record.encode())
             os.rename(f"{self._path}.new", self._path)  # noqa: PTH104
         self._first = None
 
@@ -119,9 +109,8 @@ def _has_state(optimizer: Any) -> bool:
 
 
 def _steps_before(optimizer: Any) -> int | None:
-    """Return the number of steps before the optimizer's last one, or None if it does not count them, like SGD."""
+    """Return the steps before the last one, by the parameter that has taken most. None: it does not count, like SGD."""
     states = (state for state in optimizer.state.values() if isinstance(state, Mapping))
-    # A parameter without a gradient takes no step.
     count = max((_number(state["step"]) for state in states if "step" in state), default=math.inf)
     return None if count == math.inf else int(count) - 1
 
@@ -131,7 +120,6 @@ def record_resume(env: Mapping[str, str]) -> ResumeRecord | None:
     global _record
     if env.get(names.WORLD_SIZE) != "1" and {HEARTBEAT_FILE, names.CHECKPOINT_DIR} <= env.keys():
         _record = ResumeRecord(env[names.CHECKPOINT_DIR], f"{env[HEARTBEAT_FILE]}{RESUME_SUFFIX}")
-        _record.install()
     return _record
 
 

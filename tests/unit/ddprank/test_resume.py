@@ -23,7 +23,6 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audited:
     monkeypatch.setattr(resume, "_record", record)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/last.pt").write_bytes(os.urandom(3 * EDGE_BYTES))
-    record.install()
     return record, lambda: json.loads((tmp_path / "heartbeat.resume").read_text())
 
 
@@ -49,7 +48,6 @@ def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
     (tmp_path / "link").symlink_to("checkpoints")
     (tmp_path / "heartbeat.resume").unlink(missing_ok=True)
     other = ResumeRecord(str(tmp_path / "link"), str(tmp_path / "other"))
-    other.install()
     monkeypatch.chdir(tmp_path)
     Path("checkpoints/../checkpoints/last.pt").read_bytes()
     for record in (audited[0], other):
@@ -150,7 +148,7 @@ def test_a_deleted_current_folder_and_a_deleted_file_do_not_disturb_the_script(
         Path("last.pt").read_bytes()
     (tmp_path / "checkpoints/last.pt").read_bytes()
     (tmp_path / "checkpoints/last.pt").unlink()
-    client.progress(1)
+    audited[0].begin(0)
     assert audited[1]()["files"] == {}
 
 

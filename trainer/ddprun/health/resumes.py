@@ -23,8 +23,7 @@ class Resume:
     node: int
     local_rank: int
     is_known: bool = True  # False: the rank is executed, so it has no record
-    # The step before its first one, as reported by the script and as counted by the optimizer; None: unknown. These may
-    # differ, for example if gradients are accumulated.
+    # The steps before its first one, by the script and by the optimizer. They differ if gradients are accumulated.
     reported: int | None = None
     counted: int | None = None
     is_fresh: bool | None = None  # whether its optimizer had no state before that step, but has one after it
@@ -47,8 +46,7 @@ def find_differences(resumes: Sequence[Resume]) -> list[list[Resume]]:
     if any(resume.files for resume in resumes):
         # A rank that has read files comes first: the others are compared with it.
         for resume in sorted(filter(lambda it: it.is_known, resumes), key=lambda it: (not it.files, it.rank)):
-            same = next((group for group in groups if not _differ(group[0], resume)), None)
-            if same:
+            if same := next((group for group in groups if not _differ(group[0], resume)), None):
                 same.append(resume)
             else:
                 groups.append([resume])
@@ -90,13 +88,11 @@ def _read_different_checkpoints(first: Resume, other: Resume) -> bool:
 
 
 def _are_parts(first: Resume, name: str, other: Resume, its_name: str) -> bool | None:
-    """Return whether the numbers in which two names differ may be of the ranks, or None if their texts differ.
-
-    The number of a rank, a node, a stage, or of one of these from 1 is at most one more than the rank's or the node's.
-    """
+    """Return whether two names differ only in numbers of the ranks, or None if their texts differ."""
     parts, its_parts = NUMBER.split(name), NUMBER.split(its_name)
     if parts[::2] != its_parts[::2]:
         return None
+    # The number of a rank, a node or a stage, from 0 or 1, is at most one more than the rank's or the node's.
     last, its_last = (max(resume.rank, resume.node) + 1 for resume in (first, other))
-    pairs = zip(map(int, parts[1::2]), map(int, its_parts[1::2]), strict=True)
-    return all(a == b or (a <= last and b <= its_last) for a, b in pairs)
+    pairs = zip(parts[1::2], its_parts[1::2], strict=True)
+    return all(a == b or (int(a) <= last and int(b) <= its_last) for a, b in pairs)
