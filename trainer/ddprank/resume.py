@@ -26,7 +26,7 @@ class _Guard:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, *error: Any) -> bool:
+    def __exit__(self, *error: Any) -> bool:  # noqa: PYI036
         return isinstance(error[1], Exception) and error[2].tb_next is None
 
 

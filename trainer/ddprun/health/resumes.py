@@ -1,7 +1,6 @@
 """Compares what the ranks of an attempt resume from (ddprank/resume.py). It accuses only ranks that surely differ.
 
-Different files are no evidence: ranks read shards, random states, or parts of a model, and a rank that reads no file
-may get everything from another rank. So the steps and the states of the optimizers decide.
+Different files alone are no evidence, as ranks read shards, random states, or nothing: steps and optimizers decide.
 """
 
 import re
