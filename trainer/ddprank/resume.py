@@ -4,8 +4,8 @@ ddprun starts the record in forked ranks, and compares the ranks' records. An au
 nothing after these steps. It does not see files that C or Rust code opens, as safetensors does.
 """
 
-import contextlib
 import json
+import math
 import os
 import stat
 import sys
@@ -21,14 +21,21 @@ EDGE_BYTES = 1 << 15  # the checksums of torch.save's tensors are at the end of 
 _record: "ResumeRecord | None" = None
 
 
-def opened_path(args: tuple[Any, ...]) -> tuple[str, bool]:
-    """Return the absolute path in the arguments of the audit event ``open``, and whether the file is to be written.
+class _Guard:
+    """Suppresses an exception of a call to C. A script's signal handler has a frame, and its exceptions pass."""
 
-    The path is empty if it is only a descriptor.
-    """
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> bool:  # noqa: PYI036
+        return isinstance(error[1], Exception) and error[2].tb_next is None
+
+
+def opened_path(args: tuple[Any, ...]) -> tuple[str, bool]:
+    """Return the absolute path of the audit event ``open`` (empty: a descriptor), and whether it is to be written."""
     name = args[0] if isinstance(args[0], str) else ""
-    path = name if name.startswith("/") or not name else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 (fast)
-    return path, bool(args[2] & (os.O_WRONLY | os.O_RDWR))
+    with _Guard():  # the current folder may have been deleted
+        name = name if name.startswith("/") or not name else f"{os.getcwd()}/{name}"  # noqa: PTH109 (fast)
+    return name, bool(args[2] & (os.O_WRONLY | os.O_RDWR))
 
 
 class ResumeRecord:
@@ -37,71 +44,75 @@ class ResumeRecord:
     def __init__(self, folder: str, path: str) -> None:
         self._folders = tuple(f"{place}/" for place in (os.path.abspath(folder), os.path.realpath(folder)))  # noqa: PTH100
         self._path, self._pid = path, os.getpid()
-        self._files: dict[str, tuple[int, str] | None] = {}
+        self._opened: dict[str, str] = {}  # names in the folder, and paths
         self._first: Any = None  # the optimizer that takes the first step
-        self._is_fresh: bool | None = None  # whether it had no state then
+        self._had_state = False  # before that step
         self._is_open = True
 
-    def install(self) -> None:
-        """Add the audit hook. It is a plain function: a method takes five times as long at each call of ``id``."""
-
+        # The audit hook is a plain function: a method takes five times as long at each call of ``id``.
         def audit(event: str, args: tuple[Any, ...]) -> None:
             if event == "open" and self._is_open:
-                with contextlib.suppress(Exception):  # it would be raised in the script
-                    self._note(*opened_path(args))
+                name, writes = opened_path(args)
+                path = os.path.normpath(name)
+                if not writes and path.startswith(self._folders) and len(self._opened) < MAX_FILES:
+                    self._opened[path.removeprefix(self._folders[0]).removeprefix(self._folders[1])] = path
 
         sys.addaudithook(audit)
-
-    def _note(self, path: str, writes: bool) -> None:
-        path = os.path.normpath(path)
-        name = next((path[len(folder) :] for folder in self._folders if path.startswith(folder)), "")
-        if name and name not in self._files and not writes and len(self._files) < MAX_FILES:
-            self._files[name] = None  # the next line opens it again
-            self._files[name] = _fingerprint(path)
 
     def before_step(self, optimizer: Any) -> None:
         """Note the first optimizer's state before its first step, and write the record before the next step."""
         # torch.distributed.checkpoint takes a step without a learning rate, to make an optimizer's state.
-        if not self._is_open or not any(group.get("lr", 1) for group in optimizer.param_groups):
-            return
-        if self._first is None:
-            self._first, self._is_fresh = optimizer, not any(optimizer.state.values())
-        else:
+        is_step = self._is_open and any(_number(group.get("lr", 1)) for group in optimizer.param_groups)
+        if is_step and self._first is not None:
             self.begin(None)
+        elif is_step:
+            self._first, self._had_state = optimizer, _has_state(optimizer)
 
     def begin(self, reported: int | None) -> None:
         """Write the record. ``reported``: the step before the first one that the script has reported, if any."""
         if not self._is_open or os.getpid() != self._pid:
             return
-        self._is_open = False
-        with contextlib.suppress(Exception):  # it is not the script's
-            counted = None if self._first is None else _steps_before(self._first)
-            record = {"reported": reported, "counted": counted, "is_fresh": self._is_fresh}
-            with open(f"{self._path}.new", "w") as file:  # noqa: PTH123
-                json.dump(record | {"files": {name: file for name, file in self._files.items() if file}}, file)
+        self._is_open, first = False, self._first
+        # An optimizer may never have a state: SGD without momentum, or a rank's part without parameters.
+        is_fresh = not self._had_state if first is not None and _has_state(first) else None
+        counted = None if first is None else _steps_before(first)
+        files = {name: file for name, path in self._opened.items() if (file := _fingerprint(path))}
+        record = json.dumps({"reported": reported, "counted": counted, "is_fresh": is_fresh, "files": files})
+        with _Guard(), open(f"{self._path}.new", "wb", 0) as output:  # noqa: PTH123
+            output.write(record.encode())
             os.rename(f"{self._path}.new", self._path)  # noqa: PTH104
         self._first = None
 
 
 def _fingerprint(path: str) -> tuple[int, str] | None:
-    """Return a file's size and a hash of its beginning and end, or None for a folder. -1: there is no such file."""
+    """Return a file's size and a hash of its beginning and end, or None for a folder and a file that does not exist."""
     import hashlib
 
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
-            return None
-        with open(path, "rb") as file:  # noqa: PTH123
-            size, head = os.fstat(file.fileno()).st_size, file.read(EDGE_BYTES)
-            file.seek(max(0, size - EDGE_BYTES))
-            return size, hashlib.blake2b(head + file.read(), digest_size=8).hexdigest()
-    except OSError:
-        return -1, ""
+    with _Guard():
+        if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+            with open(path, "rb") as file:  # noqa: PTH123
+                size, head = os.fstat(file.fileno()).st_size, file.read(EDGE_BYTES)
+                file.seek(max(0, size - EDGE_BYTES))
+                return size, hashlib.blake2b(head + file.read(), digest_size=8).hexdigest()
+    return None
+
+
+def _number(value: Any) -> float:
+    """Return a number, or a tensor of the CPU. Otherwise infinity: to read it could wait for a GPU or other ranks."""
+    if type(value).__module__ == "torch" and getattr(value, "is_cpu", False) and value.numel() == 1:
+        value = value.item()
+    return value if isinstance(value, int | float) and abs(value) < math.inf else math.inf
+
+
+def _has_state(optimizer: Any) -> bool:
+    return any(not isinstance(state, Mapping) or len(state) > 0 for state in optimizer.state.values())
 
 
 def _steps_before(optimizer: Any) -> int | None:
-    """Return the number of steps before the optimizer's last one, or None if it does not count them, like SGD."""
-    states = (state for state in optimizer.state.values() if isinstance(state, Mapping) and "step" in state)
-    return next((int(float(state["step"])) - 1 for state in states), None)
+    """Return the steps before the last one, by the parameter that has taken most. None: it does not count, like SGD."""
+    states = (state for state in optimizer.state.values() if isinstance(state, Mapping))
+    count = max((_number(state["step"]) for state in states if "step" in state), default=math.inf)
+    return None if count == math.inf else int(count) - 1
 
 
 def record_resume(env: Mapping[str, str]) -> ResumeRecord | None:
@@ -109,7 +120,6 @@ def record_resume(env: Mapping[str, str]) -> ResumeRecord | None:
     global _record
     if env.get(names.WORLD_SIZE) != "1" and {HEARTBEAT_FILE, names.CHECKPOINT_DIR} <= env.keys():
         _record = ResumeRecord(env[names.CHECKPOINT_DIR], f"{env[HEARTBEAT_FILE]}{RESUME_SUFFIX}")
-        _record.install()
     return _record
 
 

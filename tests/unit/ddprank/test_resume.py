@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Audited:
     monkeypatch.setattr(resume, "_record", record)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/last.pt").write_bytes(os.urandom(3 * EDGE_BYTES))
-    record.install()
     return record, lambda: json.loads((tmp_path / "heartbeat.resume").read_text())
 
 
@@ -38,7 +38,7 @@ def test_only_files_of_the_folder_that_are_read_before_the_first_step_count(audi
     client.progress(262)
     (folder / "new.pt").read_bytes()
     record = audited[1]()
-    assert {name: size for name, (size, _) in record["files"].items()} == {"last.pt": 3 * EDGE_BYTES, "missing.pt": -1}
+    assert {name: size for name, (size, _) in record["files"].items()} == {"last.pt": 3 * EDGE_BYTES}
     assert (record["reported"], record["counted"], record["is_fresh"]) == (261, None, None)
 
 
@@ -48,7 +48,6 @@ def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
     (tmp_path / "link").symlink_to("checkpoints")
     (tmp_path / "heartbeat.resume").unlink(missing_ok=True)
     other = ResumeRecord(str(tmp_path / "link"), str(tmp_path / "other"))
-    other.install()
     monkeypatch.chdir(tmp_path)
     Path("checkpoints/../checkpoints/last.pt").read_bytes()
     for record in (audited[0], other):
@@ -66,20 +65,91 @@ def test_files_of_one_size_differ_if_their_edges_do(place: int, differs: bool, t
     assert len(hashes) == 1 + differs
 
 
-@pytest.mark.parametrize(("kind", "step"), [(torch.optim.Adam, 261), (torch.optim.SGD, None)])
-def test_the_optimizer_tells_the_step_at_which_the_rank_begins(kind: Any, step: int | None, audited: Audited) -> None:
-    weight = torch.zeros(1, requires_grad=True)
-    weight.grad = torch.ones(1)
-    optimizer = kind([weight], lr=0.1)
-    if step:
-        optimizer.state[weight] = {
-            "step": torch.tensor(float(step)), "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)
-        }  # fmt: skip
-    for _ in range(2):
-        audited[0].before_step(optimizer)
+class Lion(torch.optim.Optimizer):
+    """Keeps a tensor for each parameter, not a dict."""
+
+    def __init__(self, params: Any, lr: Any) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, _: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = torch.ones(2)
+
+
+def adam(step: Any) -> dict[str, Any]:
+    return {"step": step, "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "states", "counted", "is_fresh"),
+    [
+        (torch.optim.Adam, {}, [], 0, True),
+        (torch.optim.Adam, {}, [adam(torch.tensor(261.0))], 261, False),
+        (torch.optim.Adam, {"lr": torch.tensor(0.1)}, [adam(torch.tensor(261.0))], 261, False),
+        # the expert has had half as many batches
+        (torch.optim.Adam, {}, [adam(torch.tensor(130.0)), adam(torch.tensor(261.0))], 261, False),
+        (torch.optim.SGD, {}, [], None, None),  # it never has a state
+        (torch.optim.SGD, {"momentum": 0.9}, [], None, True),
+        (torch.optim.SGD, {"momentum": 0.9}, [{"momentum_buffer": torch.ones(1)}], None, False),
+        (Lion, {}, [], None, True),
+        (Lion, {}, [torch.ones(2)], None, False),
+        (Lion, {"lr": torch.ones(2, device="meta")}, [torch.ones(2)], None, False),  # like a GPU's: it is not read
+        (Lion, {}, [{"step": torch.ones((), device="meta")}], None, False),
+    ],
+)
+def test_the_optimizer_tells_the_step_at_which_the_rank_begins(
+    kind: Any, options: dict[str, Any], states: list[Any], counted: int | None, is_fresh: bool | None, audited: Audited
+) -> None:
+    weights = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(1)
+    optimizer = kind(weights, **{"lr": 0.1, **options})
+    optimizer.state.update(zip(weights, states, strict=False))
+    audited[0].before_step(optimizer)
+    if kind is not Lion or not states:
         optimizer.step()
+    audited[0].before_step(optimizer)
     record = audited[1]()
-    assert (record["reported"], record["counted"], record["is_fresh"]) == (None, step, step is None)
+    assert (record["reported"], record["counted"], record["is_fresh"]) == (None, counted, is_fresh)
+
+
+@pytest.mark.parametrize("error", [TimeoutError, RuntimeError])
+def test_an_exception_of_a_signal_handler_reaches_the_script(
+    error: type[Exception], audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler may run between any two calls in the hook or in the record, here in getcwd and in stat."""
+
+    def interrupted(*_: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR2)
+
+    def handler(*_: Any) -> None:
+        raise error
+
+    old = signal.signal(signal.SIGUSR2, handler)
+    monkeypatch.chdir(tmp_path / "checkpoints")
+    try:
+        (tmp_path / "checkpoints/last.pt").read_bytes()
+        for name, call in (("getcwd", Path("last.pt").read_bytes), ("stat", lambda: audited[0].begin(5))):
+            with monkeypatch.context() as patch:
+                patch.setattr(os, name, interrupted)
+                with pytest.raises(error):
+                    call()
+    finally:
+        signal.signal(signal.SIGUSR2, old)
+
+
+def test_a_deleted_current_folder_and_a_deleted_file_do_not_disturb_the_script(
+    audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError, match=r"last\.pt"):
+        Path("last.pt").read_bytes()
+    (tmp_path / "checkpoints/last.pt").read_bytes()
+    (tmp_path / "checkpoints/last.pt").unlink()
+    audited[0].begin(0)
+    assert audited[1]()["files"] == {}
 
 
 def test_a_step_without_a_learning_rate_is_none(audited: Audited, tmp_path: Path) -> None:

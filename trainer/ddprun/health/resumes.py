@@ -1,19 +1,16 @@
 """Compares what the ranks of an attempt resume from (ddprank/resume.py). It accuses only ranks that surely differ.
 
-The steps at which the ranks begin decide, if they are known. Otherwise the files decide. Ranks may read different files
-of one checkpoint: shards, or a file of each rank's random state. A rank that reads no file may get everything from
-another rank.
+Different files alone are no evidence, as ranks read shards, random states, or nothing: steps and optimizers decide.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from ddpwire.machine import enumerate_ranges
 
 MAX_NAMED = 4
-NUMBER = re.compile(r"(\d+)")
+NUMBER = re.compile(r"([0-9]+)")
 ADVICE = "load on rank 0 and broadcast, or share the checkpoint folder (docs/script.md)"
 
 
@@ -25,12 +22,11 @@ class Resume:
     node: int
     local_rank: int
     is_known: bool = True  # False: the rank is executed, so it has no record
-    # The step before its first one, as reported by the script and as counted by the optimizer; None: unknown. These may
-    # differ, for example if gradients are accumulated.
+    # The steps before its first one, by the script and by the optimizer. They differ if gradients are accumulated.
     reported: int | None = None
     counted: int | None = None
-    is_fresh: bool | None = None  # whether its optimizer had no state before that step
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # sizes and hashes; the size -1: missing
+    is_fresh: bool | None = None  # whether its optimizer had no state before that step, but has one after it
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)  # that it has read: their sizes and hashes
 
     @property
     def step(self) -> int | None:
@@ -38,24 +34,18 @@ class Resume:
         return self.counted if self.reported is None else self.reported
 
     @property
-    def read(self) -> dict[str, tuple[int, str]]:
-        """The files that exist."""
-        return {name: file for name, file in self.files.items() if file[0] >= 0}
-
-    @property
     def file(self) -> str:
         """The largest file that the rank has read, or an empty string."""
-        return max(self.read, key=lambda name: self.read[name][0], default="")
+        return max(self.files, key=lambda name: self.files[name][0], default="")
 
 
 def find_differences(resumes: Sequence[Resume]) -> list[list[Resume]]:
     """Return groups of ranks which differ from each other. The list is empty if no difference is certain."""
     groups: list[list[Resume]] = []
-    if any(resume.read for resume in resumes):
+    if any(resume.files for resume in resumes):
         # A rank that has read files comes first: the others are compared with it.
-        for resume in sorted(filter(lambda it: it.is_known, resumes), key=lambda it: (not it.read, it.rank)):
-            same = next((group for group in groups if not _differ(group[0], resume)), None)
-            if same:
+        for resume in sorted(filter(lambda it: it.is_known, resumes), key=lambda it: (not it.files, it.rank)):
+            if same := next((group for group in groups if not _differ(group[0], resume)), None):
                 same.append(resume)
             else:
                 groups.append([resume])
@@ -75,33 +65,33 @@ def describe_differences(groups: Sequence[Sequence[Resume]], unknown: Sequence[i
 
 
 def _differ(first: Resume, other: Resume) -> bool:
-    for step, its_step in ((first.reported, other.reported), (first.counted, other.counted)):
-        if None not in (step, its_step):
-            return step != its_step
-    if not first.read or not other.read:
-        is_missing = bool((first.read.keys() & other.files.keys()) or (other.read.keys() & first.files.keys()))
-        return is_missing or (None not in (first.is_fresh, other.is_fresh) and first.is_fresh != other.is_fresh)
-    return not _is_same_checkpoint(first, other)
-
-
-def _is_same_checkpoint(first: Resume, other: Resume) -> bool:
-    """Return whether two ranks, which may have read different files, can have read the same checkpoint."""
-    largest = max(first.read.keys() & other.read.keys(), key=lambda name: first.read[name][0], default="")
-    if largest and first.read[largest] != other.read[largest]:
+    if None not in (first.reported, other.reported):
+        return first.reported != other.reported
+    is_counted = None not in (first.counted, other.counted)
+    if is_counted and first.counted == other.counted:
         return False
-    return any(_belong_together(first, first.file, other, name) for name in other.read) or any(
-        _belong_together(first, name, other, other.file) for name in first.read
-    )
-
-
-def _belong_together(first: Resume, name: str, other: Resume, its_name: str) -> bool:
-    """Return whether two files are in one folder, or have names that differ only in the ranks' own numbers."""
-    parents = PurePosixPath(name).parent, PurePosixPath(its_name).parent
-    if parents[0] == parents[1] != PurePosixPath():
+    if None not in (first.is_fresh, other.is_fresh) and first.is_fresh != other.is_fresh:
         return True
-    own = {(first.rank, other.rank), (first.node, other.node), (first.local_rank, other.local_rank)}
+    # The parameters that only one rank has may have taken fewer steps (an expert), so counts alone are no evidence.
+    return is_counted and _read_different_checkpoints(first, other)
+
+
+def _read_different_checkpoints(first: Resume, other: Resume) -> bool:
+    """Return whether the files of two ranks have one name but not one content, or names of different steps."""
+    largest = max(first.files.keys() & other.files.keys(), key=lambda name: first.files[name][0], default="")
+    if largest and first.files[largest] != other.files[largest]:
+        return True
+    own, its_own = first.files.keys() - other.files.keys(), other.files.keys() - first.files.keys()
+    are_parts = {_are_parts(first, name, other, its_name) for name in own for its_name in its_own}
+    return False in are_parts and True not in are_parts
+
+
+def _are_parts(first: Resume, name: str, other: Resume, its_name: str) -> bool | None:
+    """Return whether two names differ only in numbers of the ranks, or None if their texts differ."""
     parts, its_parts = NUMBER.split(name), NUMBER.split(its_name)
-    return len(parts) == len(its_parts) and all(
-        a == b or (a.isdecimal() and b.isdecimal() and (int(a), int(b)) in own)
-        for a, b in zip(parts, its_parts, strict=True)
-    )
+    if parts[::2] != its_parts[::2]:
+        return None
+    # The number of a rank, a node or a stage, from 0 or 1, is at most one more than the rank's or the node's.
+    last, its_last = (max(resume.rank, resume.node) + 1 for resume in (first, other))
+    pairs = zip(parts[1::2], its_parts[1::2], strict=True)
+    return all(a == b or (int(a) <= last and int(b) <= its_last) for a, b in pairs)
