@@ -71,7 +71,7 @@ class Lion(torch.optim.Optimizer):
     def __init__(self, params: Any, lr: Any) -> None:
         super().__init__(params, {"lr": lr})
 
-    def step(self, _: Any = None) -> None:
+    def step(self, _: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
             self.state[parameter] = torch.ones(2)
 
