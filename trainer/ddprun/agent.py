@@ -466,8 +466,11 @@ class NodeAgent(SimpleElasticAgent):
     def _report_resumes(self, resumes: Sequence[Resume]) -> None:
         """On node 0, log which ranks resume from which checkpoint if they differ."""
         if groups := find_differences(resumes):
-            unknown = sorted(it.rank for it in resumes if not it.is_known)
-            facts = [{"ranks": [it.rank for it in all_], "file": all_[0].file, "step": all_[0].step} for all_ in groups]
+            unknown = sorted(resume.rank for resume in resumes if not resume.is_known)
+            facts = [
+                {"ranks": [resume.rank for resume in group], "file": group[0].file, "step": group[0].step}
+                for group in groups
+            ]
             text = describe_differences(groups, unknown)
             self._node.journal.log(f"warning: {text}")
             self._node.journal.emit("resumed_apart", message=text, groups=facts, unknown=unknown)

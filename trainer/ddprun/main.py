@@ -80,7 +80,7 @@ class NodeExit(Node):
                 time.sleep(POLL_S)
             outcome = self.folder.requeues.limit(outcome)
         self.journal.update(state="failed" if outcome.code else "succeeded")
-        self.notices.tell_end(outcome, config.node_rank)
+        self.notices.tell_end(outcome)
         code, cause, seconds = outcome.code, outcome.cause, time.time() - self.journal.state.started
         self.journal.emit("node_ended", code=code, cause=cause, message=outcome.message, seconds=seconds)
         try:
@@ -162,6 +162,7 @@ def main() -> NoReturn:
         )
         console.name = log.name = f"node{node}"
         journal.update(node=node, spare=config.spare)
+        notices.config = config
         if not node:
             notices.tell("lost_node", f"node 0 was lost: spare {config.machine} takes its place", journal.state.attempt)
         return end, commands

@@ -129,7 +129,6 @@ def hook():
 
 
 def test_an_address_gets_the_notice_and_appears_nowhere(runs, monkeypatch, hook):
-    pytest.importorskip("apprise")
     port, messages = hook
     monkeypatch.setenv("GOOD", f"json://127.0.0.1:{port}/good")
     monkeypatch.setenv("BAD", f"json://127.0.0.1:{port}/bad")

@@ -11,6 +11,7 @@ import yaml
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.test_monitoring_alerts import DASHBOARDS, written
+from tests.unit.ddpctl.test_monitoring_alerts import compose as compose
 
 from ddpctl.monitoring.prometheus import Scraping, parse_exporters, prometheus_yml
 from ddpctl.monitoring.stack import MARK
@@ -42,18 +43,6 @@ def test_machines_are_scraped_once_by_an_exporters_port() -> None:
     address, rest = dcgm["relabel_configs"]
     assert (address["target_label"], address["replacement"]) == ("__address__", "$1:9400")
     assert rest == {"action": "labelkeep", "regex": "__.*|job"}  # alike for every node of a machine: one target
-
-
-@pytest.fixture
-def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A docker whose compose takes every command, and writes down which."""
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir()
-    said = tmp_path / "said"
-    program.write_text(f'#!/bin/sh\necho "$PWD: $*" >>{said}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    return said
 
 
 def test_up_refuses_a_port_at_which_somebody_answers(compose: Path) -> None:

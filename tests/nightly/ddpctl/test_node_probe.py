@@ -1,11 +1,8 @@
 """A look into nodes: the shell's text, run by real shells against a real endpoint, and every target's command lines."""
 
-import http.server
 import json
 import os
 import subprocess
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,32 +12,14 @@ from tests.unit.ddpctl import test_slurm_target
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, lines, run_of
 from tests.unit.ddpctl.ssh_answers import OPTIONS, RUN, by_host
-from tests.unit.ddpctl.test_local import METRICS, PATH, node
+from tests.unit.ddpctl.test_local import PATH, node
+from tests.unit.ddpctl.test_local import url as url
 
 from ddpctl.command import Output
 from ddpctl.execution.node_probe import Probe, ProbeResult, probe_script, read_probe
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 from ddpctl.targets.ssh.target import SshTarget
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    """An endpoint as ddprun's."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(METRICS.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
-        server.shutdown()
 
 
 def test_the_failure_of_a_node_that_does_not_answer(tmp_path: Path) -> None:

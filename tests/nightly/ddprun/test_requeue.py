@@ -2,9 +2,9 @@
 
 import errno
 
-from ddprun.settings.requeue import Requeues
-from ddprun.system.file_writer import FileWriter
-from ddpwire.run_files import Outcome, read_outcome
+from tests.unit.ddprun.test_restart_policy import SAVED, limited, requeues_of
+
+from ddpwire.run_files import read_outcome
 
 
 def test_both_nodes_give_up_after_three_starts_of_a_slurm_job(runs, monkeypatch):
@@ -19,24 +19,12 @@ def test_both_nodes_give_up_after_three_starts_of_a_slurm_job(runs, monkeypatch)
     assert [(outcome.cause, outcome.retry) for outcome in outcomes] == [("gave_up", False)] * 2
 
 
-STOPPED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=0, rank=1, retry=True)
-
-
-def start(tmp_path, *, is_first=False):
-    return Requeues(tmp_path, tmp_path / "checkpoints", is_first=is_first, files=FileWriter())
-
-
-def limit(requeues, outcome):
-    assert requeues.is_ready()
-    return requeues.limit(outcome)
-
-
 def test_a_folder_that_cannot_be_listed_is_no_reason_to_give_up(tmp_path, monkeypatch):
-    starts = [start(tmp_path) for _ in range(3)]
+    starts = [requeues_of(tmp_path) for _ in range(3)]
 
     def fails(_):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr("ddprun.settings.requeue.newest_checkpoint", fails)
-    assert limit(starts[-1], STOPPED) == STOPPED
-    assert limit(start(tmp_path), STOPPED) == STOPPED
+    assert limited(starts[-1], SAVED) == SAVED
+    assert limited(requeues_of(tmp_path), SAVED) == SAVED

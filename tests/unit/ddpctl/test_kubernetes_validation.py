@@ -143,9 +143,9 @@ PATCHES = [
 def test_a_patch_gives_what_kubectl_gives(patch: str, tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text(dump((POD,)))
     (tmp_path / "patch.yaml").write_text(patch)
-    words = ("patch", "--local", "--type=strategic", "-f", "pod.yaml", "--patch-file=patch.yaml", "-o", "yaml")
+    arguments = ("patch", "--local", "--type=strategic", "-f", "pod.yaml", "--patch-file=patch.yaml", "-o", "yaml")
     env = {"PATH": os.defpath, "HOME": str(tmp_path), "KUBECONFIG": os.devnull}
-    done = subprocess.run([str(KUBECTL), *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(KUBECTL), *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     expected = yaml.safe_load(done.stdout)
     for part in (expected, expected["metadata"]):  # of the Go type

@@ -44,7 +44,8 @@ def find_differences(resumes: Sequence[Resume]) -> list[list[Resume]]:
     groups: list[list[Resume]] = []
     if any(resume.files for resume in resumes):
         # A rank that has read files comes first: the others are compared with it.
-        for resume in sorted(filter(lambda it: it.is_known, resumes), key=lambda it: (not it.files, it.rank)):
+        known = [resume for resume in resumes if resume.is_known]
+        for resume in sorted(known, key=lambda resume: (not resume.files, resume.rank)):
             if same := next((group for group in groups if not _differ(group[0], resume)), None):
                 same.append(resume)
             else:

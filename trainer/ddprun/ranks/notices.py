@@ -54,7 +54,8 @@ class Notices:
     def __init__(
         self, config: NodeConfig, environ: Mapping[str, str], journal: Journal, files: FileWriter, signals: Signals
     ) -> None:
-        self._config, self._environ, self._signals = config, environ, signals
+        self.config = config  # a spare that takes the place of a node gets the settings of that node
+        self._environ, self._signals = environ, signals
         self._journal, self._files = journal, files
         self._lock = threading.Lock()
         self._notices: list[Notice] = []
@@ -63,7 +64,7 @@ class Notices:
 
     def problems(self) -> Iterator[str]:
         """Yield a line for each address that cannot get a notice."""
-        addresses = [target for target in self._config.notify if _variable(target)]
+        addresses = [target for target in self.config.notify if _variable(target)]
         if addresses and not importlib.util.find_spec("apprise"):
             todo = "pip install 'ddpctl[notify]'"
             yield f"notify: no notice can be sent to {', '.join(addresses)}: apprise is not installed here ({todo})"
@@ -75,20 +76,20 @@ class Notices:
         """Tell that an attempt has failed and all ranks start again."""
         self.tell(RESTARTS.get(outcome.cause, "restarted"), outcome.message, outcome.attempt)
 
-    def tell_end(self, outcome: Outcome, node: int) -> None:
-        """Tell how the run has ended, if ``node``, which is this one, decides that."""
-        event = None if self._config.check_only else self._end(outcome)
-        if event and _decides(outcome, node, self._config):
+    def tell_end(self, outcome: Outcome) -> None:
+        """Tell how the run has ended, if this node decides that."""
+        event = None if self.config.check_only else self._end(outcome)
+        if event and _decides(outcome, self.config):
             self.tell(event, outcome.message, outcome.attempt)
 
     def tell(self, event: NoticeEvent, message: str, attempt: int) -> None:
         """Send a notice to each address and command, unless the user does not want notices of this event."""
-        if event not in self._config.notify_on:
+        if event not in self.config.notify_on:
             return
         # The environment of a process and the log cannot have these characters.
         message = message.encode(errors="replace").decode().replace("\0", "?")
         self._others = self._others or {*processes.descendants(os.getpid())}
-        for target in self._config.notify:
+        for target in self.config.notify:
             with self._lock:
                 number = len(self._notices)
                 self._notices.append(Notice(event=event, attempt=attempt, to=target, state="sending"))
@@ -123,7 +124,7 @@ class Notices:
         if outcome.cause != "stopped":
             return "failed"
         # Slurm and Kubernetes send the same SIGTERM for a preemption, a time limit and a user's stop.
-        may_be_preempted = self._config.slurm_job or self._config.retries_network or self._signals.stop_reason
+        may_be_preempted = self.config.slurm_job or self.config.retries_network or self._signals.stop_reason
         return "preempted" if may_be_preempted and outcome.code != Exit.INTERRUPTED else None
 
     def _record(self) -> None:
@@ -131,9 +132,9 @@ class Notices:
 
     def _send(self, number: int, target: str, message: str) -> None:
         self._files.flush(RECORD_S)
-        notice, run = self._notices[number], self._config.run_id
+        notice, run = self._notices[number], self.config.run_id
         text = f"{run}: {notice.event}, attempt {notice.attempt}: {message}"
-        environ = node_environment(self._config, self._environ) | {
+        environ = node_environment(self.config, self._environ) | {
             names.NOTICE: notice.event,
             names.NOTICE_TEXT: text,
             names.NOTICE_TITLE: f"{run}: {notice.event}",
@@ -170,8 +171,8 @@ def _variable(target: str) -> str:
     return match[1] if match else ""
 
 
-def _decides(outcome: Outcome, node: int, config: NodeConfig) -> bool:
+def _decides(outcome: Outcome, config: NodeConfig) -> bool:
     if outcome.cause == "node_lost" and outcome.node == 0:
         # With spares, a machine that finds no majority does not know how the run goes on.
-        return node == 1 and not config.spares
-    return node == 0
+        return config.node_rank == 1 and not config.spares
+    return config.node_rank == 0
