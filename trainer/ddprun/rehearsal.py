@@ -4,6 +4,9 @@
 of all runs beside it. It imports torch once. Each node is a ddprun that is forked from this process, with folders of
 its own: ``project`` (a copy, and the current folder of the ranks), ``checkpoints`` and ``tmp``. The observers of the
 ranks (ranks/observer.py) write their facts into the folder of the run.
+
+``python -m ddprun.rehearsal JSON --record`` is the only rank of a run on a target. It completes the plan, starts the
+program above without the variables of this run, and prints the facts as a record (ddpwire.log_record).
 """
 
 import contextlib
@@ -11,9 +14,12 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -23,7 +29,8 @@ from typing import Any
 
 from ddprun.ranks import fork_server
 from ddprun.system import compat, network, processes
-from ddpwire import names
+from ddpwire import log_record, names
+from ddpwire.exits import Exit
 from ddpwire.run_files import OUTCOME, node_name
 
 POLL_S = 0.05
@@ -45,6 +52,14 @@ TITLES = {
     "resume": "a second launch",
     "ranks": "a second launch with fewer ranks",
 }
+WAIT, DONE = ("", "") if sys.stderr.isatty() else ("\n", "rehearse:  ")  # logs are sent by lines
+PREFIX = "ddpctl-rehearse-"  # of the temporary folder
+END_S = 10.0  # for processes that are being killed
+# Variables that a launcher, ddprun or torchrun sets: another ddprun would believe them.
+OF_A_RUN = re.compile(
+    "(DDP|PET|TORCHELASTIC|GROUP|LOCAL|MASTER|ROLE|SLURM|SRUN)_|(OMP_NUM_THREADS|RANK|WORLD_SIZE|NODE_RANK|"
+    "PROMETHEUS_MULTIPROC_DIR|TORCH_FR_DUMP_TEMP_FILE|(GLOO|NCCL)_SOCKET_IFNAME)$"
+)
 TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 (where scripts leave files)
 
 
@@ -123,7 +138,7 @@ class Rehearsal:
             nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, ranks - 1)
         title = f"{TITLES[name]}{f' after {TITLES[after]}' if after else ''}"
         title += f", at step {act['step']}" if act else ", with CPUs in place of GPUs" if self.gpus else ""
-        print(f"rehearse: {title} ...", file=sys.stderr, end="", flush=True)
+        _say(f"rehearse: {title} ...{WAIT}")
         for number in () if after else range(nodes):
             self.reset(number)
         folder = self.work / f"run-{len(self.runs)}"
@@ -138,7 +153,7 @@ class Rehearsal:
         record |= {"codes": [*run.codes.values()], "processes": read_facts(folder / "facts")}
         record["left"] = self._left(record["processes"])
         self.runs.append(record)
-        print(f" {record['seconds']:.1f} s{', ended by force' if hung else ''}", file=sys.stderr, flush=True)
+        _say(f"{DONE} {record['seconds']:.1f} s{', ended by force' if hung else ''}\n")
         return record
 
     def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
@@ -288,18 +303,82 @@ def read_facts(folder: Path) -> list[dict[str, Any]]:
     return ranks
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, end="", flush=True)
+
+
+def project_files(plan: Mapping[str, Any]) -> list[str]:
+    """Return the files of the current folder that each node gets. Raises OSError, or ValueError if they are too large.
+
+    A folder that ddpctl has synchronized has no other files. The command ``list`` selects those of another one.
+    """
+    if plan["list"]:
+        argv = [*plan["list"][:-1], sys.executable]
+        listing = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+        names: Any = json.loads(listing.stdout)["files"]
+    else:
+        names = [str(path) for path in Path().rglob("*") if path.is_symlink() or not path.is_dir()]
+    files = [name for name in names if not any(Path(name).is_relative_to(link) for link in plan["links"])]
+    if (num_bytes := sum(os.lstat(name).st_size for name in files)) > plan["max_bytes"]:
+        copied = f"{num_bytes / 1e6:.0f} MB, and each node gets a copy of at most {plan['max_bytes'] / 1e6:.0f} MB"
+        raise ValueError(f"the project has {copied}: name data that is only read, such as --link data")
+    return files
+
+
+def rehearse_in_rank(plan: dict[str, Any]) -> int:
+    """Rehearse the project in the current folder, and print the facts as a record. Return the exit code.
+
+    A signal ends the rehearsal, and the record then has its number. Nothing is left.
+    """
+    stops = list[int]()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: stops.append(number))
+    names = [*plan["links"], *([] if plan["command"][0] == "-m" else plan["command"][:1])]
+    if missing := next((name for name in names if not Path(name).exists()), ""):
+        _say(f"rehearse: {missing}: no such file in {Path.cwd()} on this machine\n")
+        return Exit.NO_INPUT
+    try:
+        plan |= {"files": project_files(plan), "project": str(Path.cwd())}
+    except (OSError, ValueError) as error:
+        _say(f"rehearse: {error}\n")
+        return Exit.CONFIG
+    processes.adopt_orphans()
+    parent, code, runs = os.getpid(), None, list[Any]()
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as work:
+        path = Path(work, "plan.json")
+        path.write_text(json.dumps({**plan, "work": work}))
+        env = {name: value for name, value in os.environ.items() if name in plan["env"] or not OF_A_RUN.match(name)}
+        argv = [sys.executable, "-P", "-m", "ddprun.rehearsal", str(path)]
+        if not (pid := os.fork()):
+            processes.die_with_parent(parent)
+            os.execve(sys.executable, argv, env | {"TMPDIR": work})  # noqa: S606 (no shell is wanted)
+        while not stops and code is None:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
+            time.sleep(POLL_S)
+        processes.kill_all(partial(processes.descendants, parent), timeout_s=END_S, reap=processes.reap_all)
+        with contextlib.suppress(OSError, ValueError):
+            runs = json.loads(Path(work, "facts.json").read_bytes())
+    by = int(stops[0]) if stops else 0
+    if runs or by:
+        print(*log_record.pack_result({"runs": runs, "signal": by}), sep="\n", flush=True)
+    return 128 + by if by else Exit.OK if runs else code or Exit.SOFTWARE
+
+
 def main() -> None:
-    """Rehearse the plan in the file that the argument names."""
+    """Rehearse the plan in the file that the argument names, or in the argument itself."""
+    if sys.argv[2:] == ["--record"]:
+        sys.exit(rehearse_in_rank(json.loads(sys.argv[1])))
     rehearsal = Rehearsal(SimpleNamespace(**json.loads(Path(sys.argv[1]).read_bytes())))
     processes.adopt_orphans()
-    print("rehearse: importing torch ...", file=sys.stderr, end="", flush=True)
+    _say(f"rehearse: importing torch ...{WAIT}")
     began = time.monotonic()
     fork_server.preload_torch(1)
     compat.import_dynamo()
     import torch.distributed.checkpoint
     import torch.nn.parallel  # noqa: F401
 
-    print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    _say(f"{DONE} {time.monotonic() - began:.1f} s\n")
     rehearsal.perform()
 
 

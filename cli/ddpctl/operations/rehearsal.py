@@ -1,4 +1,7 @@
-"""Runs a rehearsal: gives the project to ``python -m ddprun.rehearsal``, and returns the facts of its runs."""
+"""Runs a rehearsal: gives the project to ``python -m ddprun.rehearsal``, and returns the facts of its runs.
+
+On another target, this program is the only rank of a run.
+"""
 
 import fcntl
 import json
@@ -9,14 +12,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddpctl.command import Command, once
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError, writing
+from ddpctl.execution.interrupts import code_of
 from ddpctl.files.images import human_size
 from ddpctl.files.project_files import LIST_ARGV, MAX_BYTES
 from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
+from ddpctl.operations.check_job import run_check
 from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import parse_json
 
@@ -27,21 +33,26 @@ PREFIX, PLAN = "ddpctl-rehearse-", "plan.json"
 
 
 def rehearse(
-    context: AppContext, request: Request, *, steps: int, shared: bool, links: Sequence[str], scenarios: Sequence[str]
-) -> tuple[list[dict[str, Any]], KeyboardInterrupt | None]:
+    context: AppContext,
+    request: Request,
+    there: Request | None,
+    *,
+    steps: int,
+    shared: bool,
+    links: Sequence[str],
+    scenarios: Sequence[str],
+) -> tuple[list[dict[str, Any]], int]:
     """Run the scenarios, with progress on stderr, and return the facts of each run. Raises DdpctlError.
 
-    After Ctrl-C, return the facts of the scenarios that were run to their end, and the exception. Nothing is left.
+    ``there`` is a launch of one rank on another target: the scenarios are run on its machine, else on this one. Also
+    return the exit code of Ctrl-C, or 0. After Ctrl-C, the facts are those of the scenarios that were run to their
+    end. Nothing is left.
     """
-    job, cwd, python = request.job, Path.cwd(), getattr(request.options, "python", "") or sys.executable
-    context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
+    job, cwd = request.job, Path.cwd()
     command, script = [*program(job.command)], script_of(job.command)
-    for name in filter(None, (script, *links)):
-        if not (cwd / name).exists():
-            raise NoInputError(f"{name}: no such file in {cwd}")
     if script and Path(script).is_relative_to(cwd):
         command[0] = str(Path(script).relative_to(cwd))  # that of the copy
-    plan: dict[str, Any] = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
+    plan: dict[str, Any] = {"links": [*links], "command": command, "env": [*job.env]}
     plan |= {
         "nodes": job.max_nodes,
         "gpus": job.gpus,
@@ -50,21 +61,35 @@ def rehearse(
     }
     plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     plan["idle_s"] = DEFAULT_IDLE_S if job.hang_timeout is None else job.hang_timeout or math.inf
+    if there:
+        is_copy = getattr(there.options, "project", "") == "sync"
+        plan |= {"list": [] if is_copy else LIST_ARGV, "max_bytes": MAX_BYTES}
+        one = replace(there.job, command=("-m", "ddprun.rehearsal", json.dumps(plan)), hang_timeout=0)
+        limit = f"{TIME_LIMIT_S:.0f}s"
+        checked = replace(there, job=one, name=None)
+        _, result, _ = run_check(context, checked, name="rehearse", show=context.emit, time_limit=limit)
+        return result["runs"], 128 + result["signal"] if result["signal"] else 0
+    python = getattr(request.options, "python", "") or sys.executable
+    context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
+    for name in filter(None, (script, *links)):
+        if not (cwd / name).exists():
+            raise NoInputError(f"{name}: no such file in {cwd}")
+    plan |= {"project": str(cwd), "files": _files(context, links)}
     with _work_folder(plan) as work:
         argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / PLAN))
         env = {**job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
         runs: Any = []
-        interruption, end = None, ""
+        code, end = 0, ""
         try:
             run = Command(argv=argv, env=env, mode="stream", timeout_s=TIME_LIMIT_S)
             end = context.executor.perform(once(run)).last_line()
         except KeyboardInterrupt as error:
-            interruption = error
+            code = code_of(error)
         with suppress(OSError, ValueError):
             runs = parse_json((work / "facts.json").read_bytes())
-        if not runs and not interruption:
+        if not runs and not code:
             raise UnavailableError(f"the rehearsal has no result: {end}")
-        return runs, interruption
+        return runs, code
 
 
 @contextmanager
