@@ -6,15 +6,67 @@ torch's functions get a CPU where the script names a CUDA device, and gloo where
 import functools
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+
+class Event:
+    """A CUDA event of a CPU, whose work is done when a call returns."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.time = 0.0
+
+    def record(self, stream: object = None) -> None:  # noqa: ARG002
+        """Note the time."""
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Return the milliseconds to the event ``end``."""
+        return 1000 * (end.time - self.time)
+
+    def query(self) -> bool:
+        """Return True: nothing is left to be done."""
+        return True
+
+    def wait(self, *_: object) -> None:
+        """Do nothing: nothing is left to be done."""
+
+    synchronize = wait
+
+
+class Stream(AbstractContextManager["Stream"]):
+    """A CUDA stream of a CPU, whose work is done when a call returns."""
+
+    cuda_stream, priority = 0, 0
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return a recorded event."""
+        event = event or Event()
+        event.record()
+        return event
+
+    def is_capturing(self) -> bool:
+        """Return False, because there are no CUDA graphs."""
+        return False
+
+    query, synchronize, wait_event, wait_stream = Event.query, Event.wait, Event.wait, Event.wait
+
 
 # What functions of torch.cuda and torch.accelerator return; those that return nothing have no effect.
 CUDA: Mapping[str, Any] = {
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")),
     **dict.fromkeys(("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved"), 0),
     "get_device_name": "CPU",
+    "get_device_capability": (8, 0),  # of the first GPUs that have all number types that CPUs have
+    "current_stream": Stream(),
+    "default_stream": Stream(),
+    "stream": nullcontext(),
     "is_available": True,
     "is_bf16_supported": True,
     "is_current_stream_capturing": False,
@@ -27,10 +79,11 @@ def install(num_devices: int) -> None:
     torch, dist = load("torch"), load("torch.distributed")
     accelerator = {"is_available": True, "device_count": num_devices, "current_accelerator": torch.device("cuda")}
     accelerator |= {"set_device_index": None, "current_device_index": 0, "synchronize": None}
-    accelerator |= {"current_stream": SimpleNamespace(is_capturing=bool, synchronize=bool)}
+    accelerator |= {"current_stream": Stream()}
     for module, values in ((torch.cuda, {**CUDA, "device_count": num_devices}), (torch.accelerator, accelerator)):
         for name, value in values.items():
             setattr(module, name, lambda *_, value=value, **__: value)
+    torch.cuda.Stream, torch.cuda.Event = Stream, Event
     _mode(torch).__enter__()  # for the rest of the process
     pinning, mesh = load("torch.utils.data._utils.pin_memory"), load("torch.distributed.device_mesh")
     pinning.pin_memory = lambda data, *_: data
@@ -57,7 +110,7 @@ def _mode(torch: Any) -> Any:
 
     class OnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.record_stream):
                 return args[0]
             if func is torch.device:
                 return func(*args, **(kwargs or {}))
