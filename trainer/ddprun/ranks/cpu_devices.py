@@ -84,6 +84,7 @@ def install(num_devices: int) -> None:
         for name, value in values.items():
             setattr(module, name, lambda *_, value=value, **__: value)
     torch.cuda.Stream, torch.cuda.Event = Stream, Event
+    torch.Tensor.record_stream = Event.wait  # its parser takes no other stream, before it asks the mode
     _mode(torch).__enter__()  # for the rest of the process
     pinning, mesh = load("torch.utils.data._utils.pin_memory"), load("torch.distributed.device_mesh")
     pinning.pin_memory = lambda data, *_: data
@@ -110,7 +111,7 @@ def _mode(torch: Any) -> Any:
 
     class OnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory, torch.Tensor.record_stream):
+            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
             if func is torch.device:
                 return func(*args, **(kwargs or {}))
