@@ -17,6 +17,7 @@ html_show_copyright = False
 root_doc = "README"
 source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4  # headings can be linked by their text, as on GitHub
+smartquotes = False  # tables show values as programs write them
 highlight_language = "none"  # blocks without a language are commands and output
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
