@@ -4,8 +4,11 @@ The source folder is the repository, so that each link leads to the same page or
 Sphinx searches in the browser, and furo uses the fonts of the system: the site needs no network.
 """
 
-import itertools
+import os
+import re
 from pathlib import Path
+
+from sphinx.application import Sphinx
 
 project = "ddpctl"
 extensions = ["myst_parser"]
@@ -22,33 +25,36 @@ highlight_language = "none"  # blocks without a language are commands and output
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 
-# The pages of the sidebar. Sphinx warns of a page that is in no chapter.
-_CHAPTERS = {
-    "First steps": ["docs/your_script", "docs/script", "docs/rehearse", "docs/local", "docs/two_boxes", "docs/environment", "docs/migrating"],
-    "Machines": ["docs/ssh", "docs/hosts", "docs/slurm", "docs/kubernetes", "docs/pods", "docs/kaggle", "docs/image", "ansible/README"],
-    "Training": ["docs/training", "docs/sharding", "docs/checkpoints", "docs/export"],
-    "A run": ["docs/watching", "docs/explain", "docs/restarts", "docs/node_commands", "docs/doctor", "docs/bench", "docs/troubleshooting"],
-    "Monitoring": ["docs/monitoring", "docs/alerts", "docs/metrics", "docs/scraping"],
-    "Reference": ["docs/torchrun", "docs/events", "docs/glossary", "docs/upgrading", "CHANGELOG"],
-    "Specs": ["slurm/README", "k8s/README"],
-    "Results": ["docs/benchmarks", "docs/faults", *sorted(f"docs/results/{page.stem}" for page in Path("results").glob("*.md"))],
-    "Development": ["CONTRIBUTING", "SECURITY", "docs/decisions/README", "findings/README"],
-}
-_DECISIONS = sorted(f"docs/decisions/{page.stem}" for page in Path("decisions").glob("0*.md"))
+# The sidebar is the list of pages in docs/README.md. Sphinx warns of a page that is in no chapter.
+_CHAPTERS = re.findall(r"^## (.*)\n((?:(?!^#).*\n)*)", Path("README.md").read_text(), re.M)
+_DECISIONS = sorted(f"docs/decisions/{page.name}" for page in Path("decisions").glob("0*.md"))
 
-include_patterns = [f"{page}.md" for page in ["README", *itertools.chain(*_CHAPTERS.values()), *_DECISIONS]]
+
+def _pages(chapter: str) -> list[str]:
+    """Return the paths of the pages that a chapter links to, from the root of the repository."""
+    return [os.path.normpath(f"docs/{link}") for link in re.findall(r"\]\(([^)]+\.md)\)", chapter)]
 
 
 def _toctree(caption: str, pages: list[str]) -> str:
-    return "\n".join(["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *(f"/{page}" for page in pages), "```", ""])
+    entries = "".join(f"/{page}\n" for page in pages)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}```\n"
 
 
-def _add_sidebar(app, page: str, source: list[str]) -> None:
+def _add_sidebar(_app: Sphinx, page: str, source: list[str]) -> None:
     if page == root_doc:
-        source[0] += "".join(itertools.starmap(_toctree, _CHAPTERS.items()))
+        source[0] += "".join(_toctree(caption, _pages(chapter)) for caption, chapter in _CHAPTERS)
     elif page == "docs/decisions/README":
         source[0] += _toctree("Decisions", _DECISIONS)
 
 
-def setup(app) -> None:
+include_patterns = [
+    "README.md",
+    "docs/README.md",
+    *_DECISIONS,
+    *(page for _, chapter in _CHAPTERS for page in _pages(chapter)),
+]
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this first."""
     app.connect("source-read", _add_sidebar)
