@@ -163,6 +163,14 @@ def test_every_file_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
         assert done.stdout.startswith("#!/usr/bin/env bash\n")
 
 
+@pytest.mark.parametrize("target", ["hpc", "cluster"])
+def test_the_file_of_the_readme_renders(target: str, tmp_path: Path) -> None:
+    (text,) = [block for language, block in fences(ROOT / "README.md") if language == "yaml"]
+    (tmp_path / "ddpctl.yaml").write_text(text)
+    done = in_process("render", "--target", target, cwd=tmp_path)
+    assert (done.returncode, "2 nodes x 4 ranks of train.py" in done.stdout) == (0, True), done.stderr
+
+
 def test_no_guide_is_long() -> None:
     guides = [page for page in ROOT.glob("docs/*.md") if page.name not in RESULTS]
     lines = {page.name: len(page.read_text().splitlines()) for page in [*guides, ROOT / "README.md"]}
