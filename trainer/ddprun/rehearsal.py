@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -32,6 +31,7 @@ from ddprun.system import compat, network, processes
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import OUTCOME, node_name
+from ddpwire.work_folder import END_S, PLAN, work_folder
 
 POLL_S = 0.05
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
@@ -53,8 +53,6 @@ TITLES = {
     "ranks": "a second launch with fewer ranks",
 }
 WAIT, DONE = ("", "") if sys.stderr.isatty() else ("\n", "rehearse:  ")  # logs are sent by lines
-PREFIX = "ddpctl-rehearse-"  # of the temporary folder
-END_S = 10.0  # for processes that are being killed
 # Variables that a launcher, ddprun or torchrun sets: another ddprun would believe them.
 OF_A_RUN = re.compile(
     "(DDP|PET|TORCHELASTIC|GROUP|LOCAL|MASTER|ROLE|SLURM|SRUN)_|(OMP_NUM_THREADS|RANK|WORLD_SIZE|NODE_RANK|"
@@ -344,25 +342,26 @@ def rehearse_in_rank(plan: dict[str, Any]) -> int:
         return Exit.CONFIG
     processes.adopt_orphans()
     parent, code, runs = os.getpid(), None, list[Any]()
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as work:
-        path = Path(work, "plan.json")
-        path.write_text(json.dumps({**plan, "work": work}))
+    with work_folder(plan) as work:
         env = {name: value for name, value in os.environ.items() if name in plan["env"] or not OF_A_RUN.match(name)}
-        argv = [sys.executable, "-P", "-m", "ddprun.rehearsal", str(path)]
+        argv = [sys.executable, "-P", "-m", "ddprun.rehearsal", str(work / PLAN)]
         if not (pid := os.fork()):
-            processes.die_with_parent(parent)
-            os.execve(sys.executable, argv, env | {"TMPDIR": work})  # noqa: S606 (no shell is wanted)
+            try:
+                processes.die_with_parent(parent)
+                os.execve(sys.executable, argv, env | {"TMPDIR": str(work)})  # noqa: S606 (no shell is wanted)
+            finally:
+                os._exit(1)
         while not stops and code is None:
             ended, status = os.waitpid(pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if ended else None
             time.sleep(POLL_S)
         processes.kill_all(partial(processes.descendants, parent), timeout_s=END_S, reap=processes.reap_all)
         with contextlib.suppress(OSError, ValueError):
-            runs = json.loads(Path(work, "facts.json").read_bytes())
+            runs = json.loads((work / "facts.json").read_bytes())
     by = int(stops[0]) if stops else 0
     if runs or by:
         print(*log_record.pack_result({"runs": runs, "signal": by}), sep="\n", flush=True)
-    return 128 + by if by else Exit.OK if runs else code or Exit.SOFTWARE
+    return 128 + by if by else Exit.OK if runs else max(code or 0, 0) or Exit.SOFTWARE
 
 
 def main() -> None:

@@ -3,15 +3,12 @@
 On another target, this program is the only rank of a run.
 """
 
-import fcntl
 import json
 import math
-import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +22,10 @@ from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
 from ddpctl.operations.check_job import run_check
 from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import parse_json
+from ddpwire.work_folder import PLAN, work_folder
 
 TIME_LIMIT_S = 3600.0
-END_S, POLL_S = 10.0, 0.1  # for processes that are being killed
 DEFAULT_GRACE_S, DEFAULT_IDLE_S = 30.0, 120.0
-PREFIX, PLAN = "ddpctl-rehearse-", "plan.json"
 
 
 def rehearse(
@@ -64,9 +60,9 @@ def rehearse(
     if there:
         is_copy = getattr(there.options, "project", "") == "sync"
         plan |= {"list": [] if is_copy else LIST_ARGV, "max_bytes": MAX_BYTES}
-        one = replace(there.job, command=("-m", "ddprun.rehearsal", json.dumps(plan)), hang_timeout=0)
+        command = ["-m", "ddprun.rehearsal", json.dumps(plan)]
+        checked = replace(there, name=None, job=replace(there.job, command=tuple(command), hang_timeout=0))
         limit = f"{TIME_LIMIT_S:.0f}s"
-        checked = replace(there, job=one, name=None)
         _, result, _ = run_check(context, checked, name="rehearse", show=context.emit, time_limit=limit)
         return result["runs"], 128 + result["signal"] if result["signal"] else 0
     python = getattr(request.options, "python", "") or sys.executable
@@ -75,7 +71,9 @@ def rehearse(
         if not (cwd / name).exists():
             raise NoInputError(f"{name}: no such file in {cwd}")
     plan |= {"project": str(cwd), "files": _files(context, links)}
-    with _work_folder(plan) as work:
+    with ExitStack() as stack:
+        with writing(tempfile.gettempdir()):
+            work = stack.enter_context(work_folder(plan))
         argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / PLAN))
         env = {**job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
         runs: Any = []
@@ -90,36 +88,6 @@ def rehearse(
         if not runs and not code:
             raise UnavailableError(f"the rehearsal has no result: {end}")
         return runs, code
-
-
-@contextmanager
-def _work_folder(plan: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a temporary folder with the plan in it, and remove it at the end, with those of processes that were killed.
-
-    The lock of a plan shows that its owner is alive.
-    """
-    with writing(tempfile.gettempdir()), ExitStack() as stack:
-        work = Path(tempfile.mkdtemp(prefix=PREFIX))
-        stack.callback(_remove, work)
-        own = stack.enter_context((work / PLAN).open("w"))
-        fcntl.flock(own, fcntl.LOCK_EX)
-        own.write(json.dumps({"work": str(work), **plan}))
-        own.flush()
-        kept = stack.pop_all()
-    for path in work.parent.glob(f"{PREFIX}*/{PLAN}"):
-        with suppress(OSError), path.open() as abandoned:
-            fcntl.flock(abandoned, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if abandoned.read(1):  # else its owner is about to lock it
-                shutil.rmtree(path.parent, ignore_errors=True)
-    with kept:
-        yield work
-
-
-def _remove(work: Path) -> None:
-    deadline = time.monotonic() + END_S
-    while work.exists() and time.monotonic() < deadline:  # after Ctrl-C, ranks are about to end
-        shutil.rmtree(work, ignore_errors=True)
-        time.sleep(POLL_S * work.exists())
 
 
 def _files(context: AppContext, links: Sequence[str]) -> list[str]:
