@@ -5,8 +5,8 @@ of all runs beside it. It imports torch once. Each node is a ddprun that is fork
 its own: ``project`` (a copy, and the current folder of the ranks), ``checkpoints`` and ``tmp``. The observers of the
 ranks (ranks/observer.py) write their facts into the folder of the run.
 
-``python -m ddprun.rehearsal JSON --record`` is the only rank of a run on a target. It completes the plan, starts the
-program above without the variables of this run, and prints the facts as a record (ddpwire.log_record).
+``python -m ddprun.rehearsal JSON --record`` is the only rank of a run on a target. It starts the program above without
+the variables of this run, and prints the facts as a record (ddpwire.log_record).
 """
 
 import contextlib
@@ -308,22 +308,35 @@ def _say(text: str) -> None:
 def project_files(plan: Mapping[str, Any]) -> list[str]:
     """Return the files of the current folder that each node gets. Raises OSError, or ValueError if they are too large.
 
-    A folder that ddpctl has synchronized has no other files. The command ``list`` selects those of another one.
+    The command ``list`` selects them. If it is empty, the folder has no other files.
     """
+    for name in (*plan["links"], *([] if plan["command"][0] == "-m" else plan["command"][:1])):
+        if not Path(name).exists():
+            raise FileNotFoundError(f"{name}: no such file in {Path.cwd()}")
     if plan["list"]:
         argv = [*plan["list"][:-1], sys.executable]
-        listing = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
-        names: Any = json.loads(listing.stdout)["files"]
+        listing: Any = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
+        names, left_out = listing["files"], listing["left_out"]
     else:
-        names = [str(path) for path in Path().rglob("*") if path.is_symlink() or not path.is_dir()]
-    files = [name for name in names if not any(Path(name).is_relative_to(link) for link in plan["links"])]
-    if (num_bytes := sum(os.lstat(name).st_size for name in files)) > plan["max_bytes"]:
-        copied = f"{num_bytes / 1e6:.0f} MB, and each node gets a copy of at most {plan['max_bytes'] / 1e6:.0f} MB"
-        raise ValueError(f"the project has {copied}: name data that is only read, such as --link data")
-    return files
+        names, left_out = [str(path) for path in Path().rglob("*") if path.is_symlink() or not path.is_dir()], []
+    sizes = {
+        name: os.lstat(name).st_size
+        for name in names
+        if not any(Path(name).is_relative_to(link) for link in plan["links"])
+    }
+    if (total := sum(sizes.values())) > plan["max_bytes"]:
+        largest = max(sizes, key=lambda name: sizes[name]).partition("/")[0]
+        limit = f"each node gets a copy of at most {plan['max_bytes'] / 1e6:.0f} MB"
+        raise ValueError(
+            f"the project has {total / 1e6:.0f} MB, and {limit}: link what is read, as by --link {largest}"
+        )
+    for line in left_out:
+        if not any(link in line for link in plan["links"]):
+            _say(f"rehearse: not copied for the nodes: {line}; --link PATH shares what is only read\n")
+    return [*sizes]
 
 
-def rehearse_in_rank(plan: dict[str, Any]) -> int:
+def rehearse_in_rank(plan: Mapping[str, Any]) -> int:
     """Rehearse the project in the current folder, and print the facts as a record. Return the exit code.
 
     A signal ends the rehearsal, and the record then has its number. Nothing is left.
@@ -331,15 +344,6 @@ def rehearse_in_rank(plan: dict[str, Any]) -> int:
     stops = list[int]()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: stops.append(number))
-    names = [*plan["links"], *([] if plan["command"][0] == "-m" else plan["command"][:1])]
-    if missing := next((name for name in names if not Path(name).exists()), ""):
-        _say(f"rehearse: {missing}: no such file in {Path.cwd()} on this machine\n")
-        return Exit.NO_INPUT
-    try:
-        plan |= {"files": project_files(plan), "project": str(Path.cwd())}
-    except (OSError, ValueError) as error:
-        _say(f"rehearse: {error}\n")
-        return Exit.CONFIG
     processes.adopt_orphans()
     parent, code, runs = os.getpid(), None, list[Any]()
     with work_folder(plan) as work:
@@ -368,7 +372,13 @@ def main() -> None:
     """Rehearse the plan in the file that the argument names, or in the argument itself."""
     if sys.argv[2:] == ["--record"]:
         sys.exit(rehearse_in_rank(json.loads(sys.argv[1])))
-    rehearsal = Rehearsal(SimpleNamespace(**json.loads(Path(sys.argv[1]).read_bytes())))
+    plan = json.loads(Path(sys.argv[1]).read_bytes())
+    try:
+        plan |= {"project": str(Path.cwd()), "files": project_files(plan)}
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _say(f"rehearse: {error}\n")
+        sys.exit(Exit.NO_INPUT if isinstance(error, FileNotFoundError) else Exit.CONFIG)
+    rehearsal = Rehearsal(SimpleNamespace(**plan))
     processes.adopt_orphans()
     _say(f"rehearse: importing torch ...{WAIT}")
     began = time.monotonic()

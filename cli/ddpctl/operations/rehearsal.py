@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.command import Command, once
-from ddpctl.errors import ConfigError, NoInputError, UnavailableError, writing
+from ddpctl.errors import UnavailableError, writing
 from ddpctl.execution.interrupts import code_of
-from ddpctl.files.images import human_size
 from ddpctl.files.project_files import LIST_ARGV, MAX_BYTES
 from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
 from ddpctl.operations.check_job import run_check
 from ddpctl.operations.launcher import AppContext
+from ddpwire.exits import Exit
 from ddpwire.run_files import parse_json
 from ddpwire.work_folder import PLAN, work_folder
 
@@ -57,9 +57,9 @@ def rehearse(
     }
     plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     plan["idle_s"] = DEFAULT_IDLE_S if job.hang_timeout is None else job.hang_timeout or math.inf
+    is_copy = there is not None and getattr(there.options, "project", "") == "sync"  # it has no other files
+    plan |= {"list": [] if is_copy else LIST_ARGV, "max_bytes": MAX_BYTES}
     if there:
-        is_copy = getattr(there.options, "project", "") == "sync"
-        plan |= {"list": [] if is_copy else LIST_ARGV, "max_bytes": MAX_BYTES}
         command = ["-m", "ddprun.rehearsal", json.dumps(plan)]
         checked = replace(there, name=None, job=replace(there.job, command=tuple(command), hang_timeout=0))
         limit = f"{TIME_LIMIT_S:.0f}s"
@@ -67,41 +67,24 @@ def rehearse(
         return result["runs"], 128 + result["signal"] if result["signal"] else 0
     python = getattr(request.options, "python", "") or sys.executable
     context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
-    for name in filter(None, (script, *links)):
-        if not (cwd / name).exists():
-            raise NoInputError(f"{name}: no such file in {cwd}")
-    plan |= {"project": str(cwd), "files": _files(context, links)}
     with ExitStack() as stack:
         with writing(tempfile.gettempdir()):
             work = stack.enter_context(work_folder(plan))
         argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / PLAN))
         env = {**job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
         runs: Any = []
-        code, end = 0, ""
+        code = 0
         try:
             run = Command(argv=argv, env=env, mode="stream", timeout_s=TIME_LIMIT_S)
-            end = context.executor.perform(once(run)).last_line()
+            output = context.executor.perform(once(run))
         except KeyboardInterrupt as error:
             code = code_of(error)
         with suppress(OSError, ValueError):
             runs = parse_json((work / "facts.json").read_bytes())
         if not runs and not code:
-            raise UnavailableError(f"the rehearsal has no result: {end}")
+            failure = UnavailableError(f"the rehearsal has no result: {output.last_line()}")
+            failure.code = (
+                Exit(output.returncode) if output.returncode in (Exit.NO_INPUT, Exit.CONFIG) else failure.code
+            )
+            raise failure
         return runs, code
-
-
-def _files(context: AppContext, links: Sequence[str]) -> list[str]:
-    """Return the project's files that each node gets. Raises ConfigError if they are too large."""
-    listing = context.executor.perform(once(Command(argv=LIST_ARGV, cwd=str(Path.cwd()))))
-    listing.check("cannot list the project's files")
-    project: Any = parse_json(listing.stdout)
-    is_linked = [name for name in project["sizes"] if any(Path(name).is_relative_to(link) for link in links)]
-    sizes = {name: size for name, size in project["sizes"].items() if name not in {*is_linked}}
-    if (total := sum(sizes.values())) > MAX_BYTES:
-        largest = max(sizes, key=lambda name: sizes[name]).partition("/")[0]
-        too_large = f"the project has {human_size(total)}; each node gets a copy of at most {human_size(MAX_BYTES)}"
-        raise ConfigError(too_large, hint=f"name data that is only read, such as --link {largest}")
-    for line in project["left_out"]:
-        if not any(link in line for link in links):
-            context.emit(f"rehearse: not copied for the nodes: {line}; --link PATH shares what is only read")
-    return list(sizes)

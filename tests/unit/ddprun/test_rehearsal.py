@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 
 from ddprun.ranks.observer import Observer, _number, _values
 from ddprun.rehearsal import OF_A_RUN, middle_step, new_files, project_files, read_facts
@@ -97,10 +98,12 @@ def test_an_exception_of_the_scripts_signal_handler_is_the_scripts(
 
 
 def plan_of(**values: Any) -> dict[str, Any]:
-    return {"list": [], "links": [], "max_bytes": 100, **values}
+    return {"list": [], "links": [], "max_bytes": 100, "command": ["train.py"], **values}
 
 
-def test_the_nodes_of_a_target_get_the_files_that_were_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_node_gets_the_files_that_are_sent_and_no_linked_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("train.py", "conf/.hidden", "data/large"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(bytes(40))
@@ -109,8 +112,12 @@ def test_the_nodes_of_a_target_get_the_files_that_were_sent(tmp_path: Path, monk
     assert sorted(project_files(plan_of(links=["data"]))) == ["conf/.hidden", "link", "train.py"]
     with pytest.raises(ValueError, match="--link"):
         project_files(plan_of())
-    listing = [sys.executable, "-c", f"print({json.dumps({'files': {'train.py': ''}})!r})", "python"]
-    assert project_files(plan_of(list=listing)) == ["train.py"]
+    text = json.dumps({"files": {"train.py": ""}, "left_out": ["models (ignored)"]})
+    assert project_files(plan_of(list=[sys.executable, "-c", f"print({text!r})", "python"])) == ["train.py"]
+    assert_names(capsys.readouterr().err, "models (ignored)", "--link")
+    for plan in (plan_of(links=["images"]), plan_of(command=["test.py"])):
+        with pytest.raises(FileNotFoundError):
+            project_files(plan)
 
 
 def test_a_nested_ddprun_gets_no_variable_of_the_run_around_it() -> None:
