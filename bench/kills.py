@@ -9,12 +9,13 @@ Compares the final weights with those of an undisturbed run, and counts the repe
 The exit code is 1 if the weights differ, or if the run ends before all kills.
 
 --sharded: train with --strategy fsdp, and kill only while a checkpoint is written. Each kill hits a random rank,
-ddprun, or all of them at once; the last two need a new ddprun. After each kill, these must be true:
+ddprun, or all of them at once; the last two need a new ddprun. The exit code is 0 only if all of this is true:
 
-- each complete checkpoint is, bit for bit, that of the same step of the undisturbed run
-- the newest checkpoint that was complete before the kill is still complete, and the training continues from it or from
-  the one that was written
+- the training continues from the newest checkpoint that was complete before the kill, or from the one that was written
+- before each new ddprun and at the end, each complete checkpoint is, bit for bit, that of the same step of the
+  undisturbed run
 - at the end, no unfinished or corrupt file is left
+- the weights are those of the undisturbed run
 
 --soak S: run a training that would take about S seconds without the kills. It saves a checkpoint every 2 s, and one of
 its ranks is killed every 20 s. The exit code is 0 only if all of this is true:
