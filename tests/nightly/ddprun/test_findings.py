@@ -76,7 +76,8 @@ def test_little_lockable_memory_is_a_warning_only_with_infiniband(tmp_path, monk
 
 
 def test_a_file_system_that_reports_no_blocks_is_not_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_blocks=0, f_bavail=0, f_bfree=0, f_frsize=4096))
+    blocks = types.SimpleNamespace(f_blocks=0, f_bavail=0, f_bfree=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: blocks)
     monkeypatch.setattr(node_checks, "SLOW_DISK", 0)
     disk = node_checks.check_disk({"DDP_RUN_DIR": str(tmp_path)})
     shm = next(node_checks.check_limits(num_gpus=0, num_nodes=1))
