@@ -87,14 +87,14 @@ def resnet18(shape: ImageShape, norm: Norm, *, small_stem: bool) -> nn.Module:
 
     With ImageNet's stem, the layers would shrink an image of 32x32 pixels to 1x1.
     """
-    model: nn.Module = torchvision_module("models").resnet18(num_classes=shape.classes, norm_layer=norm)
+    model: Any = torchvision_module("models").resnet18(num_classes=shape.classes, norm_layer=norm)
     if small_stem:
         use_small_stem(model, shape.channels)
     else:
         model.conv1 = nn.Conv2d(shape.channels, 64, 7, stride=2, padding=3, bias=False)
-    nn.init.kaiming_normal_(cast(Tensor, model.conv1.weight), mode="fan_out", nonlinearity="relu")
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.avgpool = Mean()
-    return model
+    return cast(nn.Module, model)
 
 
 def use_small_stem(model: nn.Module, channels: int) -> None:
