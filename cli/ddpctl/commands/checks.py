@@ -51,7 +51,7 @@ def bench(
     context = open_context()
     before = check_job.last_result(context, request.target, "bench")
     print_line = (lambda _: None) if as_json else partial(print, flush=True)
-    _, result, lines = check_job.run_check(context, request, show=print_line)
+    _, result, lines = check_job.run_check(context, request, name="bench", show=print_line)
     check_job.keep_result(context, request.target, result, lines)
     result |= {"last": before} if before else {}
     print_result(result, compared(result), as_json=as_json)

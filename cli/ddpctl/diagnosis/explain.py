@@ -26,6 +26,7 @@ from ddpctl.diagnosis.rank_view import (
 from ddpctl.text import format_duration, one_line
 from ddpwire.events import Event
 from ddpwire.exits import STOPPED, Exit
+from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import COLLECTIVE_TIMEOUT, Outcome
 
 Cause = Literal[
@@ -54,6 +55,7 @@ HANG_S = 30.0  # a shorter wait is not reported as a hang
 # A warning of torch if the address of a node has no name (docs/troubleshooting.md).
 HARMLESS = re.compile(r"^.*\[c10d\] The hostname of the client socket cannot be retrieved\. err=.*\n?", re.MULTILINE)
 MAX_NAMED = 3  # ranks of which a sentence tells what they did
+MAX_VERSIONS = 20  # of packages that are not the same on all nodes
 LOG_LINES = 5  # how many lines at the end of the failed rank's log are shown
 NOT_YET = f". A wait of less than {HANG_S:g} s may be normal: a download, an evaluation or a checkpoint can cause it"
 NOT_BLOCKED = "is not blocked: it may be running an evaluation or polling in a loop"
@@ -160,6 +162,25 @@ def explain_events(events: Sequence[Event]) -> list[Explanation]:
     apart = next((str(event.facts.get("message")) for event in events if event.event == "resumed_apart"), "")
     explanations = [Explanation(cause="resumed_apart", sentence=one_line(apart))] if apart else []
     return [*filter(None, [_not_finite(events)]), *explanations]
+
+
+def explain_software(environments: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Return a line for each version, such as that of a package, that is not the same on all nodes."""
+    software = {
+        node: {key: facts[key] for key in ("python", "NCCL", "image") if key in facts}
+        | dict(word.split("==", 1) for word in facts.get("packages", "").split())
+        for node, facts in sorted(environments.items())
+        if facts
+    }
+    lines = []
+    for name in sorted({name for versions in software.values() for name in versions}):
+        nodes: dict[str, list[int]] = {}
+        for node, versions in software.items():
+            nodes.setdefault(versions.get(name, "not installed"), []).append(node)
+        places = (f"{version} on node{'s' * (len(at) > 1)} {enumerate_ranges(at)}" for version, at in nodes.items())
+        lines += [one_line(f"{name} is {', '.join(places)}")] if len(nodes) > 1 else []
+    more = [f"{len(lines) - MAX_VERSIONS} other versions differ"] if len(lines) > MAX_VERSIONS else []
+    return lines[:MAX_VERSIONS] + more
 
 
 def _not_finite(events: Sequence[Event]) -> Explanation | None:
