@@ -206,10 +206,7 @@ class NodeAgent(SimpleElasticAgent):
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
         self._world_size = world_size = worker_group.workers[0].world_size
         self._waits_for_resumes = world_size > 1
-        if len(self._rendezvous_handler.members) == node.config.max_nodes:
-            node.series.set(ddpwire_metrics.WORLD_SIZE_EXPECTED, world_size)
-            if (rank := node.config.debug_rank) is not None and rank >= world_size:
-                raise config_error(f"--debug-rank is {rank}: expected a rank of this run (0 to {world_size - 1})")
+        self._check_world_size()
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
@@ -245,6 +242,14 @@ class NodeAgent(SimpleElasticAgent):
             "ranks_started", seconds=took_s, ranks=[process.rank for process in processes], world_size=world_size
         )
         return {process.local_rank: process.pid for process in processes}
+
+    def _check_world_size(self) -> None:
+        """If all nodes have joined, the number of ranks of the run is known. Raises NodeError."""
+        config, last = self._node.config, self._world_size - 1
+        if len(self._rendezvous_handler.members) == config.max_nodes:
+            self._node.series.set(ddpwire_metrics.WORLD_SIZE_EXPECTED, self._world_size)
+            if config.debug_rank is not None and config.debug_rank > last:
+                raise config_error(f"--debug-rank is {config.debug_rank}: expected a rank of this run (0 to {last})")
 
     def _set_up(self) -> bool:
         """Run this node's node_setup, and wait for that of the other nodes. Return whether the ranks can start."""

@@ -32,7 +32,7 @@ for word in sys.argv[1:]:
     found = []
     for world in (together, alone):
         state = build_training_state(options, world, data, batch_size=int(size))
-        shard = shard_of(torch.arange(64)[: int(size)], rank=world.rank_info.rank, world_size=world.rank_info.size)
+        shard = shard_of(torch.arange(64)[: int(size)], rank=world.rank_info.rank, shares=(1,) * world.rank_info.size)
         compute_gradients(
             state,
             state.batch_builder.batch(shard.indices_N, epoch=0),

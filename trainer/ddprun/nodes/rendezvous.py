@@ -428,7 +428,8 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _read_ranks(self, machine: int) -> int:
         """Return the number of ranks that a machine with a claim can start."""
-        return stores.decode(f"claim/{machine}", self.control.get(f"claim/{machine}"), lambda claim: int(claim["ranks"]))
+        key = f"claim/{machine}"
+        return stores.decode(key, self.control.get(key), lambda claim: int(claim["ranks"]))
 
     def _read_standby(self, spare: int) -> tuple[str, int, str]:
         """Return the address and port of a spare's standby store, and the token of its ddprun."""
@@ -469,7 +470,7 @@ class FixedRankRendezvous(RendezvousHandler):
             self._hopeless_at = self._hopeless_at or time.monotonic()
             if time.monotonic() - self._hopeless_at > REPLACE_S:
                 number = f"{self._config.spares} spare{'s' * (self._config.spares > 1)}"
-                why = f"node {left[0]} with {ranks[left[0]]} ranks was lost, and none of the {number} can take its place"
+                why = f"node {left[0]} ({ranks[left[0]]} ranks) was lost, and none of the {number} can take its place"
                 raise node_error(Exit.KILLED, "node_lost", why, node=left[0])
 
     def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
