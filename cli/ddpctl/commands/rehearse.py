@@ -61,6 +61,8 @@ def rehearse(
     request = request_of_flags({name: value for name, value in flags.items() if value is not None})
     if request.job.min_nodes < request.job.max_nodes:
         raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
+    if request.job.is_uneven:
+        raise UsageError(f"--gpus {gpus}: a rehearsal has the same number of ranks on each node: give one number")
     began = time.monotonic()
     runs, interruption = rehearsal.rehearse(
         open_context(), request, steps=steps, shared=shared, links=link or [], scenarios=scenarios

@@ -44,7 +44,7 @@ def rehearse(
     plan: dict[str, Any] = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
     plan |= {
         "nodes": job.max_nodes,
-        "gpus": job.gpus,
+        "gpus": job.max_gpus,
         "ranks": job.local_world_size,
         "grace_s": job.grace or DEFAULT_GRACE_S,
     }
