@@ -257,7 +257,7 @@ class JobSpec(Options):
     @property
     def num_gpus(self) -> int:
         """The number of GPUs of all nodes."""
-        return sum(map(self.gpus_of, range(self.max_nodes)))
+        return sum(self.gpus) if isinstance(self.gpus, tuple) else self.max_nodes * self.gpus
 
     @property
     def is_uneven(self) -> bool:
@@ -273,7 +273,8 @@ class JobSpec(Options):
         """Return the ranks of a node while all nodes run. A spare may have the ranks of any node."""
         if node >= self.max_nodes:
             return range(self.world_size)
-        first = sum(self.ranks or self.gpus_of(number) for number in range(node))
+        before = self.gpus[:node] if isinstance(self.gpus, tuple) and not self.ranks else ()
+        first = sum(before) or node * self.local_world_size
         return range(first, first + (self.ranks or self.gpus_of(node)))
 
     @property
@@ -291,7 +292,7 @@ class JobSpec(Options):
     @property
     def world_size(self) -> int:
         """The number of ranks on all nodes, if all nodes join."""
-        return self.ranks_on(self.max_nodes - 1).stop
+        return self.max_nodes * self.ranks if self.ranks else self.num_gpus
 
     def problems(self) -> Iterable[tuple[str, str]]:
         """Yield the key and an error message for each invalid combination of settings."""
