@@ -49,6 +49,9 @@ def test_nodes_with_different_numbers_of_ranks_are_right_in_every_verb(kind: str
     assert "[node1 rank2] step 1" in there.ddpctl("logs", "night", "--timestamps", "--node", "1").stdout
     assert there.ddpctl("logs", "night", "--rank", "3").returncode == Exit.NO_INPUT
     assert "2+1" in there.ddpctl("ps").stdout
+    for verb in (("explain", "night"), ("timeline", "night"), ("report", "night", "-o", "page.html")):
+        assert there.ddpctl(*verb).returncode == 0
+    assert "2, 1" in (there.folder / "page.html").read_text()
     there.go()
     there.wait_for(there.is_over)
 

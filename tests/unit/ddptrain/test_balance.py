@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from torch.nn import functional
 
 from ddptrain import balance
@@ -16,6 +16,7 @@ from ddptrain.config import parse_options
 from ddptrain.data.sampling import batches, epoch_order, shard_of, shard_sizes
 from ddptrain.distributed import RankInfo
 from ddptrain.errors import TrainError
+from ddptrain.straggler import RankHost, StragglerEvent, straggler_message
 
 
 def make(given: str, *more: str, rank: int = 0, size: int = 2) -> Balance:
@@ -109,6 +110,9 @@ def test_shares_continue_from_a_checkpoint_of_as_many_ranks() -> None:
 def test_a_rank_is_called_slow_for_its_share() -> None:
     assert [make("3:1").percent(rank) for rank in (0, 1)] == [75, 25]
     assert make("off").percent(1) is None
+    event, host = StragglerEvent(rank=1, ratio=2.0), RankHost(node=1, host="box2")
+    assert_names(straggler_message(event, host, 7, 25.0), "step 7", "rank 1", "box2", "25 %", "2.0")
+    assert "%" not in straggler_message(event, host, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Spares of a run whose nodes have different numbers of ranks: who takes a place, and with how many ranks."""
+"""Nodes with different numbers of ranks that are lost: a run that shrinks, and spares that take a place."""
 
 import json
 
@@ -6,12 +6,12 @@ import pytest
 from tests.messages import assert_names
 
 
-def start(runs, *counts, spares):
+def start(runs, *counts, spares=(), nodes=None):
     """Start nodes with these numbers of ranks, and spares that can start these numbers of ranks."""
     port, machines = runs.free_port(), []
     for machine, count in enumerate((*counts, *spares)):
         options = ("--nproc-per-node", str(count), "--spares", str(len(spares)))
-        place = {"node": machine, "nodes": str(len(counts)), "port": port}
+        place = {"node": machine, "nodes": nodes or str(len(counts)), "port": port}
         machines.append(runs.start("act.py", "again=0", options=options, **place))
     firsts = [(node, sum(counts[:node])) for node in range(len(counts))]
     runs.until(lambda: all(machines[node].log(rank) == "ready\n" for node, rank in firsts))
@@ -42,3 +42,14 @@ def test_the_smallest_spare_that_is_large_enough_takes_the_place(runs):
     assert [node.end() for node in (first, third, large, small)] == [0, 0, 0, 0]
     took = [[event.event for event in spare.events()].count("took_place") for spare in (large, small)]
     assert took == [0, 1]
+
+
+def test_a_run_that_shrinks_numbers_the_ranks_again(runs):
+    first, second, third = start(runs, 2, 1, 3, nodes="2:3")
+    second.process.kill()
+    assert [first.end(), third.end()] == [0, 0]
+    for node, ranks in ((first, [[0, 1], [0, 1]]), (third, [[3, 4, 5], [2, 3, 4]])):
+        started = [event.facts for event in node.events() if event.event == "ranks_started"]
+        assert [facts["ranks"] for facts in started] == ranks
+        assert [facts["world_size"] for facts in started] == [6, 5]
+    assert "ddp_world_size_expected 6.0" in (first.folder / "metrics.prom").read_text()
