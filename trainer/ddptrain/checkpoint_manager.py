@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ddprank.object_store import ObjectStore, StoreError, Uploader
 from ddptrain import compat
+from ddptrain.balance import Balance
 from ddptrain.checkpoint import (
     Checkpoint,
     DataFile,
@@ -254,8 +255,8 @@ def _map_parts(path: Path, rank_info: RankInfo) -> dict[str, Any]:
 
 
 def _load_part(path: Path, name: str, part: "Stateful", values: dict[str, Any] | None) -> None:
-    if values is None and isinstance(part, torch.amp.GradScaler):
-        return  # the checkpoint was trained in another precision: fp16 begins with a new scale
+    if values is None and isinstance(part, torch.amp.GradScaler | Balance):
+        return  # the checkpoint was trained without it: fp16 begins with a new scale, and equal shares are measured
     try:
         if values is None:
             raise RuntimeError(f"it has no {name!r}")

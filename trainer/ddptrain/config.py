@@ -9,6 +9,7 @@ import argparse
 import ast
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
@@ -97,6 +98,13 @@ def increasing(text: str) -> tuple[int, ...]:
     if len(values) != len(parts) or list(values) != sorted(set(values)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of epochs such as 30,60,80")
     return values
+
+
+def shares(text: str) -> str:
+    """Check that the text is off, auto, or whole numbers such as 2:1."""
+    if text not in ("off", "auto") and not re.fullmatch("[1-9][0-9]{0,5}(:[1-9][0-9]{0,5})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not off, auto, or one share for each rank such as 2:1")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +304,9 @@ class RankOptions:
     sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for comparison; single: one device"""
     backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto")
     """communication backend; auto: nccl on GPUs, gloo on CPUs"""
+    balance: Annotated[str, shares] = option("off", metavar="off|auto|N:N:...")
+    """each rank's share of a batch. off: equal; auto: after each epoch, proportional to the ranks' measured speeds; N:N
+    one number for each rank. Gradients are exact for any shares"""
     sync_bn: bool = shaping(False)
     """synchronize batch normalization over all ranks (GPUs only)"""
     compress: Literal["none", "bf16", "fp16"] = shaping("none")
@@ -445,6 +456,7 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
         precision = "fp32" if machine.precision == "auto" else machine.precision
         values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
         values |= {"bucket_mb": options.ranks.bucket_mb, "strategy": options.ranks.strategy}
+        values |= {"balance": options.ranks.balance}
     return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
 
 

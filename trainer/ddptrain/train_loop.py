@@ -21,7 +21,7 @@ from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.config import TrainingOptions
 from ddptrain.data.augment import Batch
 from ddptrain.data.base import ImageDataset
-from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
+from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_sizes
 from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
@@ -85,7 +85,7 @@ def train(
         for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
             callbacks.on_step_begin()
             lr = state.lr(step)
-            shard = shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+            shard = state.balance.shard_of(batch)
             step += 1
             loss = train_step(
                 state, shard, step=step, epoch=epoch, lr=lr, phases=callbacks.phases, guard=callbacks.guard
@@ -133,6 +133,9 @@ def train(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
             f"{speed_of_epoch:6.0f} {state.data.noun}/s  lr {lr:.4f}"
         )
+        if state.balance.is_measured and state.balance.adapt(callbacks.phases):
+            shares = ":".join(map(str, state.balance.shares))
+            callbacks.progress.log(f"the batches are now divided by the ranks' speeds: --balance {shares}")
         save(step, accuracy)
     return TrainResult(step=step, evaluation=evaluation, num_images=images, seconds=seconds)
 
@@ -254,9 +257,9 @@ def evaluate(state: TrainingState) -> Evaluation:
         count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
     else:
         count = max(1, MAX_EVAL_BYTES // state.data.context)
-    rank, size = world.rank_info.rank, world.rank_info.size
-    first, last = (num_samples * number // size for number in (rank, rank + 1))
-    for start in range(first, first + -(-num_samples // size), count):
+    sizes, rank = shard_sizes(num_samples, state.balance.shares), world.rank_info.rank
+    first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    for start in range(first, first + max(sizes), count):
         index_B = torch.arange(start, min(start + count, last))
         batch = state.batch_builder.test_batch(index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
@@ -337,9 +340,7 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     rank_info = state.world.rank_info
     epoch, index = divmod(step - 1, state.steps_per_epoch)
     order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
-    shard = shard_of(
-        next(batches(order, state.batch_size, first=index)), rank=rank_info.rank, world_size=rank_info.size
-    )
+    shard = state.balance.shard_of(next(batches(order, state.batch_size, first=index)))
     state.optimizer.zero_grad()
     state.batch_builder.feed.rewind()
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch)

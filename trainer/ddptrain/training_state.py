@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddptrain import compat
+from ddptrain.balance import Balance
 from ddptrain.cifarnet import CifarNet
 from ddptrain.config import MachineOptions, Options, TrainingOptions
 from ddptrain.data.augment import normalisation_of_imagenet, normalisation_of_images
@@ -124,6 +125,7 @@ class TrainingState:
     ema: WeightAverage | None
     tensorboard: "SummaryWriter | None"
     batch_size: int  # over all ranks
+    balance: Balance
 
     @property
     def steps_per_epoch(self) -> int:
@@ -143,6 +145,7 @@ class TrainingState:
             "optimizer": self.optimizer,
             "ema": self.ema,
             "scaler": self.precision.scaler,
+            "balance": self.balance if self.balance.is_measured else None,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -200,7 +203,8 @@ def build_training_state(
             sharding.apply(module, weights, precision.compute if precision.mixed else None)
         del weights
     ema = None if average is None else WeightAverage(model, average, options.training.ema)
-    batch_builder = _make_batches(options, world, data, precision, batch_size=batch_size)
+    balance = Balance(options, world.rank_info)
+    batch_builder = _make_batches(options, world, data, precision, balance, batch_size=batch_size)
     ddp = model
     if sharding is None:
         if options.ranks.strategy == "dp":
@@ -221,6 +225,7 @@ def build_training_state(
         ema=ema,
         tensorboard=open_tensorboard(options.training.tensorboard) if world.rank_info.is_first else None,
         batch_size=batch_size,
+        balance=balance,
     )
 
 
@@ -240,7 +245,13 @@ def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Modu
 
 
 def _make_batches(
-    options: Options, world: World, data: ImageDataset | TextDataset, precision: Precision, *, batch_size: int
+    options: Options,
+    world: World,
+    data: ImageDataset | TextDataset,
+    precision: Precision,
+    balance: Balance,
+    *,
+    batch_size: int,
 ) -> BatchBuilder | TextBatches:
     if isinstance(data, TextDataset):
         refuse_image_options(options)
@@ -250,7 +261,7 @@ def _make_batches(
     else:
         normalise = normalisation_of_images(data.train.images_NHWC)
     normalise = normalise.to(world.device, precision.compute)
-    return make_batch_builder(options, data, world, normalise, batch_size=batch_size)
+    return make_batch_builder(options, data, world, normalise, batch_size=batch_size, shard_of=balance.shard_of)
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:

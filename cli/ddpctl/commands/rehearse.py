@@ -61,6 +61,8 @@ def rehearse(
     request = request_of_flags(flags | {"target": "local" if there or target is None else target})
     if request.job.min_nodes < request.job.max_nodes:
         raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
+    if request.job.is_uneven:
+        raise UsageError(f"--gpus {gpus}: a rehearsal has the same number of ranks on each node: give one number")
     if there and not target:
         context.emit(f"rehearse: it runs on this machine; --target {there.target} runs it on a machine of that target")
     began = time.monotonic()

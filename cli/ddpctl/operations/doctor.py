@@ -46,7 +46,8 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
         if not refused or (not ready and isinstance(error, ConfigError)):
             raise
         if ready:
-            job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)))
+            least = min(map(request.job.gpus_of, range(request.job.max_nodes)))
+            job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)), gpus=least)
             options = targets.make(request.kind, request.options).without({*refused} - {*ready}, job)
             run, answer = _run(context, replace(request, job=job, options=options))
     examined = launcher.target_of(run).machines(run) if run else ()

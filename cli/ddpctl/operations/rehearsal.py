@@ -51,7 +51,7 @@ def rehearse(
     plan: dict[str, Any] = {"links": [*links], "command": command, "env": [*job.env]}
     plan |= {
         "nodes": job.max_nodes,
-        "gpus": job.gpus,
+        "gpus": job.max_gpus,
         "ranks": job.local_world_size,
         "grace_s": job.grace or DEFAULT_GRACE_S,
     }

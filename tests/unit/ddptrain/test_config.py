@@ -82,7 +82,9 @@ def test_what_shapes_a_training_and_what_does_not() -> None:
     assert {"data", "model", "seed", "batch_size", "lr", "augment", "label_smoothing", "deterministic"} <= shapes.keys()
     assert not {"epochs", "device", "precision", "keep", "resume", "data_dir"} & shapes.keys()
     exact = shaping_options(parse_options(["--deterministic"], {}), batch_size=64)
-    assert exact.keys() - shapes.keys() == {"precision", "channels_last", "compile", "bucket_mb", "strategy"}
+    assert exact.keys() - shapes.keys() == {
+        "precision", "channels_last", "compile", "bucket_mb", "strategy", "balance",
+    }  # fmt: skip
 
 
 RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

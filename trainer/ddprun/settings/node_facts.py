@@ -1,8 +1,8 @@
 """Facts about this node: those that must be the same on all nodes, and the inventory in environment.json.
 
-All nodes must have the same builds, script, configuration and number of ranks. The inventory describes the machine and
-the builds for people who study the run later. It contains no environment variables. CUDA is not initialised here,
-because ranks that are forked later could not use it.
+All nodes must have the same builds, script and configuration. The inventory describes the machine and the builds for
+people who study the run later. It contains no environment variables. CUDA is not initialised here, because ranks that
+are forked later could not use it.
 """
 
 import contextlib
@@ -44,7 +44,6 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
         "python": platform.python_version(),
         "image": environ.get(names.IMAGE) or NONE,
         "environment": _environment() or NONE,
-        "number of ranks": str(config.local_world_size),
     } | {f"sha256 of {path.name}": _sha256(path) for path in _compared_files(config.command)}
 
 
@@ -184,6 +183,7 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
         "GPUs": machine.ask_nvml(_describe_gpus, "") or "none found by NVML",
         "ddpctl": __version__,
+        "number of ranks": str(config.local_world_size),
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
     facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need

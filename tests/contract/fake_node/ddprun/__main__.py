@@ -2,6 +2,7 @@
 
 The arguments of the script say what happens, in this order; train.py beside it does the same under a real ddprun:
 
+    ranks=N,N,...  the number of ranks of each node, if they differ
     start=FILE     stay in the state starting until FILE exists
     steps=N        each rank takes N steps
     hang           a rank has not entered the last collective, in which the others wait
@@ -49,6 +50,7 @@ class Node:
         nodes = options.get("--nnodes") or environ.get(names.NNODES) or environ["SLURM_JOB_NUM_NODES"]
         self.nodes, per_node = int(nodes.rpartition(":")[2]), int(environ.get(names.NPROC_PER_NODE) or 1)
         self.ranks = range(self.node * per_node, (self.node + 1) * per_node)
+        self.world_size = self.nodes * per_node
         self.folder = Path(environ[names.RUN_DIR]) / run_files.node_name(self.node)
         self.checkpoints = Path(environ[names.CHECKPOINT_DIR])
         self.environ, self.step, self.stopped, self.stopped_at, self.answered = environ, 0, 0, 0.0, ""
@@ -98,7 +100,7 @@ class Node:
             log = str(self.folder / run_files.rank_log(rank))
             processes.append(RankProcess(rank=rank, local_rank=local, pid=pid, log=log))
         os.close(reader)
-        world_size = self.nodes * len(self.ranks)
+        world_size = self.world_size
         self.events.emit("ranks_started", seconds=0.0, ranks=[*self.ranks], world_size=world_size)
         self.state = replace(self.state, state="training", ranks=tuple(processes))
         self.state.write(self.folder)
@@ -240,7 +242,12 @@ class Node:
         script = [(name, value) for name, _, value in (word.partition("=") for word in words)]
         saves, self.hangs = dict(script).get("save"), ("hang", "") in script
         for name, value in script:
-            if name == "start":
+            if name == "ranks":
+                counts = [int(count) for count in value.split(",")]
+                assert counts[self.node] == len(self.ranks)
+                first, self.world_size = sum(counts[: self.node]), sum(counts)
+                self.ranks = range(first, first + len(self.ranks))
+            elif name == "start":
                 self.wait(value)
             elif not self.state.ranks and not self.stopped:
                 self.start_ranks()
