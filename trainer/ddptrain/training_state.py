@@ -15,13 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ddptrain import compat
 from ddptrain.cifarnet import CifarNet
+from ddptrain.communication import Communication
 from ddptrain.config import MachineOptions, Options, TrainingOptions
 from ddptrain.data.augment import normalisation_of_imagenet, normalisation_of_images
 from ddptrain.data.base import ImageDataset
 from ddptrain.data.loader import BatchBuilder, make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
-from ddptrain.distributed import RankInfo, WithAutocast, World, agree, gather, is_sharded, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, agree, find_ddp, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError, config_error, log_error, os_errors
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -121,6 +122,7 @@ class TrainingState:
     ddp: nn.Module
     sharding: "Sharding | None"  # None: every rank has the complete model
     optimizer: torch.optim.Optimizer
+    communication: Communication | None  # None: plain DDP, a single rank, or sharding
     ema: WeightAverage | None
     tensorboard: "SummaryWriter | None"
     batch_size: int  # over all ranks
@@ -143,6 +145,7 @@ class TrainingState:
             "optimizer": self.optimizer,
             "ema": self.ema,
             "scaler": self.precision.scaler,
+            "communication": self.communication if self.communication and self.communication.has_state else None,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -201,11 +204,24 @@ def build_training_state(
         del weights
     ema = None if average is None else WeightAverage(model, average, options.training.ema)
     batch_builder = _make_batches(options, world, data, precision, batch_size=batch_size)
-    ddp = model
+    ddp, optimizer, communication = model, build_optimizer(model, options.optimizer), None
     if sharding is None:
         if options.ranks.strategy == "dp":
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
+        if (wrapped := find_ddp(ddp)) is not None and options.ranks.communication != "plain":
+            if precision.scaler is not None and options.ranks.communication not in ("bf16", "fp16"):
+                message = f"--communication {options.ranks.communication} cannot be used with --precision fp16"
+                raise config_error(message, hint="give --precision bf16 or fp32")
+            communication = Communication(
+                options.ranks.communication,
+                model=model,
+                ddp=wrapped,
+                optimizer=optimizer,
+                world=world,
+                steps_per_epoch=num_batches(len(data.train), batch_size),
+            )
+            ddp = model if communication.is_local else ddp
         if options.machine.compile != "off":
             ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile, dynamic=False))
     return TrainingState(
@@ -217,7 +233,8 @@ def build_training_state(
         model=model,
         sharding=sharding,
         ddp=ddp,
-        optimizer=build_optimizer(model, options.optimizer),
+        optimizer=optimizer,
+        communication=communication,
         ema=ema,
         tensorboard=open_tensorboard(options.training.tensorboard) if world.rank_info.is_first else None,
         batch_size=batch_size,
