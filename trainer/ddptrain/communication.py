@@ -171,10 +171,8 @@ class Communication:
         """Load this rank's state. On rank 0, ``states`` is what `gather` has returned. Every rank must call this."""
         rank_info = self._world.rank_info
         if states is not None and len(states) != rank_info.size:
-            count = len(states)
-            log(
-                f"{path} is from {count} ranks: each of the {rank_info.size} ranks begins with the mean of their states"
-            )
+            now = f"each of the {rank_info.size} ranks now begins with the mean of their states"
+            log(f"{path} is from {len(states)} ranks with different states (--communication): {now}")
             states = [mean_state(states)] * rank_info.size
         if not broadcast(rank_info, bool(states)):
             return
@@ -214,12 +212,13 @@ class Communication:
         mean_s = []
         for size, count in PROBES.items():
             data = torch.zeros(size // 4, device=self._world.device)
-            for number in range(count + 1):
-                began = time.perf_counter() if number < 2 else began  # the first call allocates memory
+            times_s = []
+            for _ in range(count + 1):
                 dist.all_reduce(data, group=self._world.data_group)
                 if data.is_cuda:
                     torch.cuda.synchronize()
-            mean_s.append((time.perf_counter() - began) / count)
+                times_s.append(time.perf_counter())
+            mean_s.append((times_s[-1] - times_s[0]) / count)  # without the first call, which allocates memory
         sent, num_ranks = sent_bytes(max(PROBES), self._world.rank_info.size), self._world.rank_info.size
         speed = sent / max(1e-9, mean_s[1] - mean_s[0])
         return Link(num_ranks=num_ranks, latency_s=mean_s[0], bytes_per_s=speed)
@@ -278,5 +277,5 @@ def scatter_states(rank_info: RankInfo, states: Sequence[T] | None) -> T:
     for rank, state in enumerate(states or ()):
         if rank:
             map_tensors(state, lambda _, tensor, rank=rank: _send(tensor, rank))
-    own = whole((states or ())[0])
-    return own
+    first: T = whole((states or ())[0])
+    return first

@@ -209,19 +209,10 @@ def build_training_state(
         if options.ranks.strategy == "dp":
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
-        if (wrapped := find_ddp(ddp)) is not None and options.ranks.communication != "plain":
-            if precision.scaler is not None and options.ranks.communication not in ("bf16", "fp16"):
-                message = f"--communication {options.ranks.communication} cannot be used with --precision fp16"
-                raise config_error(message, hint="give --precision bf16 or fp32")
-            communication = Communication(
-                options.ranks.communication,
-                model=model,
-                ddp=wrapped,
-                optimizer=optimizer,
-                world=world,
-                steps_per_epoch=num_batches(len(data.train), batch_size),
-            )
-            ddp = model if communication.is_local else ddp
+        communication = _make_communication(
+            options, world, model, ddp, optimizer, num_batches(len(data.train), batch_size)
+        )
+        ddp = model if communication is not None and communication.is_local else ddp
         if options.machine.compile != "off":
             ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile, dynamic=False))
     return TrainingState(
@@ -238,6 +229,25 @@ def build_training_state(
         ema=ema,
         tensorboard=open_tensorboard(options.training.tensorboard) if world.rank_info.is_first else None,
         batch_size=batch_size,
+    )
+
+
+def _make_communication(
+    options: Options,
+    world: World,
+    model: nn.Module,
+    ddp: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps_per_epoch: int,
+) -> Communication | None:
+    text, wrapped = options.ranks.communication, find_ddp(ddp)
+    if wrapped is None or text == "plain":
+        return None
+    if choose_precision(options.machine, world.device).scaler is not None and text not in ("bf16", "fp16"):
+        message = f"--communication {text} cannot be used with --precision fp16"
+        raise config_error(message, hint="give --precision bf16 or fp32")
+    return Communication(
+        text, model=model, ddp=wrapped, optimizer=optimizer, world=world, steps_per_epoch=steps_per_epoch
     )
 
 

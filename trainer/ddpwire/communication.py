@@ -101,9 +101,7 @@ def step_seconds(way: Way, shapes: Sequence[Sequence[int]], link: Link, *, compu
         compress_s = COMPRESS_S * total / FLOAT_BYTES
         return compute_s + compress_s + 2 * num_buckets * link.latency_s + link.seconds(size)
     exchange_s = link.seconds(size) + (num_buckets - 1) * link.latency_s
-    last_s = exchange_s * min(
-        1.0, BUCKET_BYTES / max(1.0, total)
-    )  # the last bucket is complete after the backward pass
+    last_s = exchange_s * min(1.0, BUCKET_BYTES / max(1.0, total))  # its gradients are ready last
     return compute_s + max(last_s, exchange_s - BACKWARD_SHARE * compute_s)
 
 
