@@ -26,7 +26,7 @@ from ddptrain.checkpoint import map_tensors, whole
 from ddptrain.distributed import RankInfo, World, broadcast, gather, lay_out_buckets
 from ddptrain.optimizer import match_strides
 from ddptrain.step_timing import SKIPPED_STEPS, Phases
-from ddpwire.communication import AUTO, Link, Way, choose, parse_way, sent_bytes
+from ddpwire.communication import AUTO, Link, Way, choose, fit_link, parse_way
 
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as in arXiv 2311.08105
 MEASURED_STEPS = 5  # for auto, after SKIPPED_STEPS
@@ -98,7 +98,10 @@ class Communication:
         if error is not None and error.shape != bucket.buffer().shape:  # after a resume with other buckets
             for memory in self._memory:
                 memory.clear()
-        return powerSGD_hook(self._powersgd, bucket)
+        sent = powerSGD_hook(self._powersgd, bucket)
+        if self._world.backend != "nccl":  # gloo's threads would start the all-reduces of two buckets in any order
+            sent.wait()
+        return sent
 
     @property
     def _memory(self) -> list[dict[int, Tensor]]:
@@ -209,7 +212,7 @@ class Communication:
         return {"way": str(self.way), "expected_s": expected_s, "compute_s": round(compute_s, 4), **speed}
 
     def _measure_link(self) -> Link:
-        mean_s = []
+        mean_s = {}
         for size, count in PROBES.items():
             data = torch.zeros(size // 4, device=self._world.device)
             times_s = []
@@ -218,10 +221,8 @@ class Communication:
                 if data.is_cuda:
                     torch.cuda.synchronize()
                 times_s.append(time.perf_counter())
-            mean_s.append((times_s[-1] - times_s[0]) / count)  # without the first call, which allocates memory
-        sent, num_ranks = sent_bytes(max(PROBES), self._world.rank_info.size), self._world.rank_info.size
-        speed = sent / max(1e-9, mean_s[1] - mean_s[0])
-        return Link(num_ranks=num_ranks, latency_s=mean_s[0], bytes_per_s=speed)
+            mean_s[size] = (times_s[-1] - times_s[0]) / count  # without the first call, which allocates memory
+        return fit_link(self._world.rank_info.size, mean_s)
 
 
 def mean_state(states: Sequence[T]) -> T:

@@ -58,6 +58,14 @@ class Link:
         return self.latency_s + sent_bytes(num_bytes, self.num_ranks) / self.bytes_per_s
 
 
+def fit_link(num_ranks: int, seconds: Mapping[int, float]) -> Link:
+    """Return the speed of all-reduces, given the duration for each size in bytes. With one size, the latency is 0."""
+    small, large = min(seconds), max(seconds)
+    latency_s = seconds[small] if small < large else 0.0
+    transfer_s = max(1e-9, seconds[large] - latency_s)
+    return Link(num_ranks=num_ranks, latency_s=latency_s, bytes_per_s=sent_bytes(large, num_ranks) / transfer_s)
+
+
 def parse_way(text: str) -> Way:
     """Return the way that ``text`` names. ``none`` is an old name of ``plain``. Raises ValueError."""
     kind, colon, number = text.partition(":")
