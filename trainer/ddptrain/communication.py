@@ -10,9 +10,11 @@ Checkpoints contain the state of every rank where it differs, as the part ``rank
 rank begins with the mean of these states. The mean keeps the sum of the error feedback.
 """
 
+import functools
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -229,13 +231,9 @@ def mean_state(states: Sequence[T]) -> T:
     """Return a state with the mean of each tensor of floating-point numbers. Other values are those of the first."""
 
     def mean(path: tuple[Any, ...], first: Tensor) -> Tensor:
-        tensors = []
-        for state in states:
-            value: Any = state
-            for key in path:
-                value = value[key]
-            tensors.append(value)
-        return torch.stack(tensors).mean(0) if first.is_floating_point() else first
+        if not first.is_floating_point():
+            return first
+        return torch.stack([functools.reduce(operator.getitem, path, cast(Any, state)) for state in states]).mean(0)
 
     result: T = map_tensors(states[0], mean)
     return result
