@@ -102,11 +102,8 @@ def link_table(link: str, result: dict[str, Any]) -> list[str]:
         for size, seconds in result["all_reduce"].items()
     ]
     seconds = {way: statistics.median(run["step_s"] for run in runs) for way, runs in result["ways"].items()}
-    names = [parse_way(way) for way in seconds if way != AUTO]
-    expected = {
-        way["way"]: way
-        for way in advice({"ranks": 2, "collectives": rows}, result["parameters"], result["compute_s"], names)["ways"]
-    }
+    advised = advice({"ranks": 2, "collectives": rows}, result["parameters"], result["compute_s"])
+    expected = {way["way"]: way for way in advised["ways"]}
     lines = [
         f"two machines, link {link}, ResNet-18, batch {BATCH}, {result['compute_s']:.3g} s of computation per step",
         f"{'way':<14}{'s a step':>10}{'images/s':>10}{'over plain':>12}{'expected s':>12}{'measured / expected':>21}",

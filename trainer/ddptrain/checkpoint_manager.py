@@ -212,7 +212,7 @@ class CheckpointManager:
             if saver is not None and stuck:
                 saver.skip(step)
             elif saver is not None and wanted:
-                parts = {name: part.state_dict() for name, part in self._state.parts.items()}
+                parts: dict[str, Any] = {name: part.state_dict() for name, part in self._state.parts.items()}
                 if sharding is not None:
                     parts = sharding.own_rows(parts)
                 if ranks is not None:

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from ddptrain import compat
 from ddptrain.checkpoint import map_tensors, whole
-from ddptrain.distributed import RankInfo, World, broadcast, gather, lay_out_buckets
+from ddptrain.distributed import World, broadcast, gather, lay_out_buckets
 from ddptrain.optimizer import match_strides
 from ddptrain.step_timing import SKIPPED_STEPS, Phases
 from ddpwire.communication import AUTO, Link, Way, choose, fit_link, parse_way
@@ -42,21 +43,16 @@ class Communication:
     """The communication of one training on one rank, for every way except ``plain``."""
 
     def __init__(
-        self,
-        text: str,
-        *,
-        model: nn.Module,
-        ddp: DistributedDataParallel,
-        optimizer: torch.optim.Optimizer,
-        world: World,
-        steps_per_epoch: int,
+        self, text: str, ddp: DistributedDataParallel, optimizer: Optimizer, world: World, *, steps_per_epoch: int
     ) -> None:
         self.is_auto = text == AUTO
         self.way: Way | None = None  # None: auto has not chosen yet, and the ranks exchange gradients as in plain DDP
-        self._model, self._ddp, self._optimizer, self._world = model, ddp, optimizer, world
+        self._ddp: DistributedDataParallel | None = ddp  # until a way is chosen, as its buckets take memory
+        self._optimizer, self._world = optimizer, world
+        self._model: nn.Module = ddp.module
         self._steps_per_epoch = steps_per_epoch
         self._powersgd: PowerSGDState | None = None
-        self._outer: torch.optim.Optimizer | None = None
+        self._outer: Optimizer | None = None
         self._start: list[Tensor] = []  # the common weights after the last exchange
         self._num_measured, self._computed_s = 0, 0.0
         if not self.is_auto:
@@ -73,12 +69,12 @@ class Communication:
         return self.is_auto or self.is_local or self._powersgd is not None
 
     def _use(self, way: Way) -> None:
-        self.way = way
-        if way.kind in _HOOKS:
-            self._ddp.register_comm_hook(self._world.data_group, _HOOKS[way.kind])
-        elif way.kind == "powersgd":
-            self._ddp.register_comm_hook(None, self._exchange)
-            lay_out_buckets(self._ddp)  # the error feedback belongs to buckets, so these must not change
+        ddp, self._ddp, self.way = self._ddp, None, way
+        if ddp is not None and way.kind in _HOOKS:
+            ddp.register_comm_hook(self._world.data_group, _HOOKS[way.kind])
+        elif ddp is not None and way.kind == "powersgd":
+            ddp.register_comm_hook(None, self._exchange)
+            lay_out_buckets(ddp)  # the error feedback belongs to buckets, so these must not change
             self._powersgd = PowerSGDState(
                 self._world.data_group, way.number, start_powerSGD_iter=2, orthogonalization_epsilon=EPSILON
             )
@@ -91,7 +87,7 @@ class Communication:
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
 
-    def _exchange(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _exchange(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         if self._powersgd is None:  # DDP lays out its buckets, and no value matters
             future = torch.futures.Future[Tensor]()
             future.set_result(bucket.buffer())
@@ -130,7 +126,7 @@ class Communication:
         tensors = [*weights, *(buffer for buffer in self._model.buffers() if buffer.is_floating_point())]
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) / self._world.rank_info.size
         dist.all_reduce(flat, group=self._world.data_group)
-        parts = flat.split([tensor.numel() for tensor in tensors])
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         compat.copy_all(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
         if self._outer is not None:
             for start, weight in zip(self._start, weights, strict=True):
@@ -170,7 +166,10 @@ class Communication:
         elif self.is_local:
             own = {"optimizer": self._optimizer.state_dict()["state"]}
             own |= {} if self._is_common(step) else {"model": self._model.state_dict()}
-        return gather_states(self._world.rank_info, own)
+        own = map_tensors(own, lambda _, tensor: tensor.detach().cpu())
+        states: list[Any] | None = [None] * self._world.rank_info.size if self._world.rank_info.is_first else None
+        dist.gather_object(own, states, dst=0)
+        return states
 
     def load_ranks(self, path: object, states: Sequence[Any] | None, log: Callable[[str], None]) -> None:
         """Load this rank's state. On rank 0, ``states`` is what `gather` has returned. Every rank must call this."""
@@ -179,9 +178,10 @@ class Communication:
             now = f"each of the {rank_info.size} ranks now begins with the mean of their states"
             log(f"{path} is from {len(states)} ranks with different states (--communication): {now}")
             states = [mean_state(states)] * rank_info.size
-        if not broadcast(rank_info, bool(states)):
-            return
-        own = scatter_states(rank_info, states)
+        received: list[Any] = [{}]
+        if broadcast(rank_info, bool(states)):
+            dist.scatter_object_list(received, None if states is None else [*map(whole, states)], src=0)
+        (own,) = received
         for memory, values in zip(self._memory, own.get("memory", ()), strict=False):
             memory.update({index: value.to(self._world.device) for index, value in values.items()})
         if self.is_local and "optimizer" in own:
@@ -237,44 +237,3 @@ def mean_state(states: Sequence[T]) -> T:
 
     result: T = map_tensors(states[0], mean)
     return result
-
-
-def _memory_of(tensor: Tensor) -> Tensor:
-    """Return the memory of a dense tensor as bytes, since gloo ignores strides and does not support every dtype."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _receive(like: Tensor, source: int) -> Tensor:
-    tensor = torch.empty_like(like, device="cpu")
-    if tensor.numel():
-        dist.recv(_memory_of(tensor), src=source)
-    return tensor
-
-
-def _send(tensor: Tensor, target: int) -> None:
-    copy = torch.empty_like(tensor, device="cpu").copy_(tensor.detach())  # has no gaps
-    if copy.numel():
-        dist.send(_memory_of(copy), dst=target)
-
-
-def gather_states(rank_info: RankInfo, state: T) -> list[T] | None:
-    """Return on rank 0 the states of all ranks, and None elsewhere. Their tensors have the same sizes on all ranks."""
-    if not rank_info.is_first:
-        map_tensors(state, lambda _, tensor: _send(tensor, 0))
-        return None
-    others = range(1, rank_info.size)
-    return [state, *(map_tensors(state, lambda _, like, rank=rank: _receive(like, rank)) for rank in others)]
-
-
-def scatter_states(rank_info: RankInfo, states: Sequence[T] | None) -> T:
-    """Return this rank's state. Rank 0 has those of all ranks, whose tensors may be mapped from a file."""
-    like = map_tensors(states[0], lambda _, tensor: torch.empty_like(tensor, device="meta")) if states else None
-    like = broadcast(rank_info, like)
-    if not rank_info.is_first:
-        own: T = map_tensors(like, lambda _, tensor: _receive(tensor, 0))
-        return own
-    for rank, state in enumerate(states or ()):
-        if rank:
-            map_tensors(state, lambda _, tensor, rank=rank: _send(tensor, rank))
-    first: T = whole((states or ())[0])
-    return first

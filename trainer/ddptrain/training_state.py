@@ -209,9 +209,8 @@ def build_training_state(
         if options.ranks.strategy == "dp":
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
-        communication = _make_communication(
-            options, world, model, ddp, optimizer, num_batches(len(data.train), batch_size)
-        )
+        steps_per_epoch = num_batches(len(data.train), batch_size)
+        communication = _make_communication(options, world, ddp, optimizer, steps_per_epoch)
         ddp = model if communication is not None and communication.is_local else ddp
         if options.machine.compile != "off":
             ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile, dynamic=False))
@@ -233,12 +232,7 @@ def build_training_state(
 
 
 def _make_communication(
-    options: Options,
-    world: World,
-    model: nn.Module,
-    ddp: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    steps_per_epoch: int,
+    options: Options, world: World, ddp: nn.Module, optimizer: torch.optim.Optimizer, steps_per_epoch: int
 ) -> Communication | None:
     text, wrapped = options.ranks.communication, find_ddp(ddp)
     if wrapped is None or text == "plain":
@@ -246,9 +240,7 @@ def _make_communication(
     if choose_precision(options.machine, world.device).scaler is not None and text not in ("bf16", "fp16"):
         message = f"--communication {text} cannot be used with --precision fp16"
         raise config_error(message, hint="give --precision bf16 or fp32")
-    return Communication(
-        text, model=model, ddp=wrapped, optimizer=optimizer, world=world, steps_per_epoch=steps_per_epoch
-    )
+    return Communication(text, wrapped, optimizer, world, steps_per_epoch=steps_per_epoch)
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:

@@ -21,7 +21,7 @@ ACCURACY: Final[Mapping[str, str]] = {
 NUMBERED: Final = ("powersgd", "localsgd", "diloco")  # rank of the matrices, or steps per exchange
 LOCAL: Final = ("localsgd", "diloco")  # ranks exchange weights, so weights differ between two exchanges
 FLOAT_BYTES = 4
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20  # DDP's defaults
+BUCKET_BYTES = 25 << 20  # DDP's default
 BACKWARD_SHARE = 2 / 3  # of a step's computation; DDP exchanges gradients meanwhile
 MIN_COMPRESSION = 2  # PowerSGD sends a matrix whole if it would become less than so many times smaller
 COMPRESS_S = 4e-9  # per parameter, for PowerSGD's products and error feedback (measured on a CPU core)
@@ -102,9 +102,9 @@ def exchanged_bytes(way: Way, shapes: Sequence[Sequence[int]]) -> float:
 def step_seconds(way: Way, shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float) -> float:
     """Return the expected duration of a step. ``compute_s`` is the duration of a step without communication."""
     size, total = exchanged_bytes(way, shapes), exchanged_bytes(CANDIDATES[0], shapes)
-    num_buckets = 1 + math.ceil(max(0, total - FIRST_BUCKET_BYTES) / BUCKET_BYTES)
+    num_buckets = max(1, math.ceil(total / BUCKET_BYTES))
     if way.is_local:  # each step also exchanges whether the gradients are finite
-        return compute_s + link.latency_s * (1 + 1 / way.number) + link.seconds(size) - link.latency_s
+        return compute_s + link.latency_s + link.seconds(size * way.number) / way.number
     if way.kind == "powersgd":  # three all-reduces per bucket
         compress_s = COMPRESS_S * total / FLOAT_BYTES
         return compute_s + compress_s + 2 * num_buckets * link.latency_s + link.seconds(size)

@@ -3,7 +3,7 @@
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -105,12 +105,7 @@ def compared(result: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def advice(
-    result: Mapping[str, Any],
-    num_parameters: float,
-    compute_s: float,
-    compared_ways: Sequence[communication.Way] = communication.ADVISED,
-) -> dict[str, Any]:
+def advice(result: Mapping[str, Any], num_parameters: float, compute_s: float) -> dict[str, Any]:
     """Return what a step is expected to take with each way of communication, and what this is computed from."""
     times_s = {row["bytes"]: row["seconds"] for row in result["collectives"] if row["collective"] == "all_reduce"}
     link, shapes = communication.fit_link(result["ranks"], times_s), communication.matrices(num_parameters)
@@ -121,7 +116,7 @@ def advice(
             "bytes": communication.sent_bytes(communication.exchanged_bytes(way, shapes), link.num_ranks),
             "accuracy": communication.ACCURACY[way.kind],
         }
-        for way in compared_ways
+        for way in communication.ADVISED
     ]
     return {"parameters": num_parameters, "compute_s": compute_s, **vars(link), "ways": ways}
 
