@@ -129,7 +129,15 @@ def test_one_rank_s_nan_stops_all_before_the_step(train: Train, tmp_path: Path, 
 def test_a_resume_between_two_exchanges_of_weights_changes_no_weight(train: Train, tmp_path: Path, way: str) -> None:
     """With batch norms, whose statistics differ between the ranks; an epoch has 6 steps."""
     data = ("--data=synthetic", "--synthetic-samples=96", "--synthetic-shape=1x16x16", "--batch-size=16", "--lr=0.02")
-    options = (*data, "--model=convnet", "--epochs=2", "--deterministic", "--checkpoint-every=3", "--keep=0")
+    options = (
+        *data,
+        "--model=convnet",
+        "--epochs=2",
+        "--deterministic",
+        "--checkpoint-every=3",
+        "--keep=0",
+        "--bucket-mb=0.1",
+    )
     undisturbed = train(*options, f"--communication={way}", size=2)[0].fingerprint
     folder = tmp_path / "checkpoints"
     first, second = load_checkpoint(folder / "step-00000009.pt").parts["ranks"]
