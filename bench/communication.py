@@ -35,7 +35,7 @@ WAYS = ["plain", "bf16", "powersgd:4", "localsgd:8", "diloco:32", AUTO]
 LINKS = ["50mbit", "100mbit", "500mbit", "1gbit", "none"]
 TIMEOUT_S = 900
 PORT = 29400
-BATCH = 16
+BATCH = 4
 WARM_UP = 2
 ROUNDS_OF_STEPS = 64  # steps of a way with a number of steps between exchanges
 DATA = {
@@ -49,7 +49,7 @@ DATA = {
 
 def run_pair(pair: tuple[Machine, ...], way: str, warm_up: int, steps: int) -> dict[str, Any]:
     """Run a rank on each machine. Return what rank 0 prints."""
-    images = [f"--synthetic-samples={4 * BATCH * (warm_up + steps + 1)}", "--synthetic-shape=3x16x16"]
+    images = [f"--synthetic-samples={4 * BATCH * (warm_up + steps + 1)}", "--synthetic-shape=3x8x8"]
     how = ["--data=synthetic", *images, "--model=resnet18", f"--batch-size={BATCH}", "--no-augment"]
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2", f"--communication={way}"]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}

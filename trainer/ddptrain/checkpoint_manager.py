@@ -194,7 +194,9 @@ class CheckpointManager:
     def is_due(self, step: int) -> bool:
         """Return whether to save after this step of an epoch. Ranks that save together return the answer of rank 0."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
-        if self._is_collective and (options.every or options.minutes):
+        if options.every and step % options.every == 0:
+            return True
+        if self._is_collective and options.minutes:
             due = broadcast(self._state.world.rank_info, due)
         return due
 

@@ -89,8 +89,9 @@ class Communication:
 
     def _exchange(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         if self._powersgd is None:  # DDP lays out its buckets, and no value matters
-            future = torch.futures.Future[Tensor]()
-            future.set_result(bucket.buffer())
+            buffer: Tensor = bucket.buffer()
+            future = torch.futures.Future[Tensor](devices=[buffer.device] if buffer.is_cuda else None)
+            future.set_result(buffer)
             return future
         error = self._powersgd.error_dict.get(bucket.index())
         if error is not None and error.shape != bucket.buffer().shape:  # after a resume with other buckets
@@ -174,13 +175,13 @@ class Communication:
     def load_ranks(self, path: object, states: Sequence[Any] | None, log: Callable[[str], None]) -> None:
         """Load this rank's state. On rank 0, ``states`` is what `gather` has returned. Every rank must call this."""
         rank_info = self._world.rank_info
-        if states is not None and len(states) != rank_info.size:
+        if states and states[0] and len(states) != rank_info.size:
             now = f"each of the {rank_info.size} ranks now begins with the mean of their states"
             log(f"{path} is from {len(states)} ranks with different states (--communication): {now}")
             states = [mean_state(states)] * rank_info.size
         received: list[Any] = [{}]
-        if broadcast(rank_info, bool(states)):
-            dist.scatter_object_list(received, None if states is None else [*map(whole, states)], src=0)
+        if broadcast(rank_info, bool(states and states[0])):
+            dist.scatter_object_list(received, [*map(whole, states)] if states else None, src=0)
         (own,) = received
         for memory, values in zip(self._memory, own.get("memory", ()), strict=False):
             memory.update({index: value.to(self._world.device) for index, value in values.items()})
@@ -200,7 +201,7 @@ class Communication:
         if self._world.device.type == "cuda":
             torch.cuda.synchronize()
         phases.begin()  # reads the events that the GPU has passed
-        total_s = sum(phases.totals.values()) - phases.totals["comm_exposed"]
+        total_s = sum(seconds for phase, seconds in phases.totals.items() if phase not in ("comm_exposed", "other"))
         before_s, self._computed_s = self._computed_s, total_s
         if self._num_measured == SKIPPED_STEPS:
             return None
