@@ -49,7 +49,7 @@ DATA = {
 
 def run_pair(pair: tuple[Machine, ...], way: str, warm_up: int, steps: int) -> dict[str, Any]:
     """Run a rank on each machine. Return what rank 0 prints."""
-    images = [f"--synthetic-samples={4 * BATCH * (warm_up + steps + 1)}", "--synthetic-shape=3x8x8"]
+    images = [f"--synthetic-samples={4 * BATCH * (warm_up + steps + 1)}", "--synthetic-shape=3x16x16"]
     how = ["--data=synthetic", *images, "--model=resnet18", f"--batch-size={BATCH}", "--no-augment"]
     meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2", f"--communication={way}"]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
@@ -102,7 +102,7 @@ def link_table(link: str, result: dict[str, Any]) -> list[str]:
         for size, seconds in result["all_reduce"].items()
     ]
     seconds = {way: statistics.median(run["step_s"] for run in runs) for way, runs in result["ways"].items()}
-    advised = advice({"ranks": 2, "collectives": rows}, result["parameters"], result["compute_s"])
+    advised = advice({"ranks": 2, "backend": "gloo", "collectives": rows}, result["parameters"], result["compute_s"])
     expected = {way["way"]: way for way in advised["ways"]}
     lines = [
         f"two machines, link {link}, ResNet-18, batch {BATCH}, {result['compute_s']:.3g} s of computation per step",

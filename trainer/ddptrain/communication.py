@@ -208,7 +208,8 @@ class Communication:
         rank_info = self._world.rank_info
         compute_s = max(gather(rank_info, (total_s - before_s) / MEASURED_STEPS))
         link = broadcast(rank_info, self._measure_link())
-        seconds = choose([parameter.shape for parameter in self._parameters], link, compute_s=compute_s)
+        shapes, device = [parameter.shape for parameter in self._parameters], self._world.device.type
+        seconds = choose(shapes, link, compute_s=compute_s, device=device)
         self._use(next(iter(seconds)))
         expected_s = {str(way): round(way_s, 4) for way, way_s in seconds.items()}
         speed = {"latency_s": round(link.latency_s, 6), "bytes_per_s": round(link.bytes_per_s)}

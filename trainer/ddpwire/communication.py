@@ -24,7 +24,8 @@ FLOAT_BYTES = 4
 BUCKET_BYTES = 25 << 20  # DDP's default
 BACKWARD_SHARE = 2 / 3  # of a step's computation; DDP exchanges gradients meanwhile
 MIN_COMPRESSION = 2  # PowerSGD sends a matrix whole if it would become less than so many times smaller
-COMPRESS_S = 4e-9  # per parameter, for PowerSGD's products and error feedback (measured on a CPU core)
+# Per parameter, for PowerSGD's products and error feedback: measured on a CPU core, and not measured on a GPU.
+COMPRESS_S: Final = {"cpu": 1e-8, "cuda": 1e-9}
 WORTH, NEAR = 1.25, 1.05  # see `choose`
 MATRIX = (512, 2304)  # assumed shape of the parameters if only their number is known: a convolution of a ResNet
 
@@ -99,27 +100,29 @@ def exchanged_bytes(way: Way, shapes: Sequence[Sequence[int]]) -> float:
     return FLOAT_BYTES * sum(numbers) / divisor
 
 
-def step_seconds(way: Way, shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float) -> float:
+def step_seconds(
+    way: Way, shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float, device: str = "cpu"
+) -> float:
     """Return the expected duration of a step. ``compute_s`` is the duration of a step without communication."""
     size, total = exchanged_bytes(way, shapes), exchanged_bytes(CANDIDATES[0], shapes)
     num_buckets = max(1, math.ceil(total / BUCKET_BYTES))
     if way.is_local:  # each step also exchanges whether the gradients are finite
         return compute_s + link.latency_s + link.seconds(size * way.number) / way.number
     if way.kind == "powersgd":  # three all-reduces per bucket
-        compress_s = COMPRESS_S * total / FLOAT_BYTES
+        compress_s = COMPRESS_S[device] * total / FLOAT_BYTES
         return compute_s + compress_s + 2 * num_buckets * link.latency_s + link.seconds(size)
     exchange_s = link.seconds(size) + (num_buckets - 1) * link.latency_s
     last_s = exchange_s * min(1.0, BUCKET_BYTES / max(1.0, total))  # its gradients are ready last
     return compute_s + max(last_s, exchange_s - BACKWARD_SHARE * compute_s)
 
 
-def choose(shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float) -> dict[Way, float]:
+def choose(shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float, device: str = "cpu") -> dict[Way, float]:
     """Return the expected seconds per step of each candidate, with the way to use first.
 
     This is plain unless another way is ``WORTH`` times as fast. Otherwise it is the most exact way that takes at most
     ``NEAR`` times as long as the fastest.
     """
-    seconds = {way: step_seconds(way, shapes, link, compute_s=compute_s) for way in CANDIDATES}
+    seconds = {way: step_seconds(way, shapes, link, compute_s=compute_s, device=device) for way in CANDIDATES}
     best_s, (plain, plain_s) = min(seconds.values()), next(iter(seconds.items()))
     chosen = next(way for way, way_s in seconds.items() if way_s <= NEAR * best_s)
     chosen = plain if plain_s < WORTH * best_s else chosen

@@ -109,10 +109,11 @@ def advice(result: Mapping[str, Any], num_parameters: float, compute_s: float) -
     """Return what a step is expected to take with each way of communication, and what this is computed from."""
     times_s = {row["bytes"]: row["seconds"] for row in result["collectives"] if row["collective"] == "all_reduce"}
     link, shapes = communication.fit_link(result["ranks"], times_s), communication.matrices(num_parameters)
+    device = "cuda" if result["backend"] == "nccl" else "cpu"
     ways = [
         {
             "way": str(way),
-            "seconds": communication.step_seconds(way, shapes, link, compute_s=compute_s),
+            "seconds": communication.step_seconds(way, shapes, link, compute_s=compute_s, device=device),
             "bytes": communication.sent_bytes(communication.exchanged_bytes(way, shapes), link.num_ranks),
             "accuracy": communication.ACCURACY[way.kind],
         }
