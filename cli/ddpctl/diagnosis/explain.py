@@ -24,6 +24,7 @@ from ddpctl.diagnosis.rank_view import (
     place_of,
 )
 from ddpctl.text import format_duration, one_line
+from ddpwire import communication
 from ddpwire.events import Event
 from ddpwire.exits import STOPPED, Exit
 from ddpwire.machine import enumerate_ranges
@@ -66,6 +67,7 @@ MIN_SILENCE_S, MIN_VOLUME = 10.0, 1e6  # seconds and bytes; less is not mentione
 STRAGGLER_SHARE = 0.2  # share of the time in which only a straggler has not entered a collective
 STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
 MOSTLY, BUSY_LINK = 0.5, 0.8  # shares of the samples
+MAX_SHARE = 0.95  # of a step for communication; samples cannot show more
 SAME_SIZES = ("all_reduce", "broadcast", "reduce")  # each rank's input has the same size
 SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
@@ -356,7 +358,7 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     is_of_run = any("another machine" not in pair for pair in bad)
     text = (
         f"the ranks wait for the network: data was in transit {between} nearly every time ddpctl looked; "
-        "see ddpctl bench"
+        f"see ddpctl bench{_faster_ways(ranks, max(busy.values(), default=0), world_size)}"
     )
     if is_cut:
         cause = "it is unknown whether the other machine belongs to the run"
@@ -365,6 +367,22 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         text = f"data {between} is retransmitted, but not acknowledged: {cause}; ranks have been waiting for "
         text += format_duration(waited_s)
     return Explanation(cause="network", sentence=text, fault=is_cut and is_of_run and waited_s >= HANG_S)
+
+
+def _faster_ways(ranks: Sequence[RankView], num_busy: int, world_size: int) -> str:
+    """Return how much faster a step would be in other ways of communication, if the ranks wait in an all-reduce.
+
+    In a share of the samples, data was in transit. This share of a step is taken for the exchange of the gradients.
+    """
+    if not any(view.waits_in and view.waits_in.op == "all_reduce" for view in ranks):
+        return ""
+    waiting = min(MAX_SHARE, num_busy / max(len(view.states) for view in ranks))
+    shapes, (plain, *others) = [communication.MATRIX], communication.CANDIDATES
+    sent = communication.sent_bytes(communication.exchanged_bytes(plain, shapes), world_size)
+    link = communication.Link(num_ranks=world_size, latency_s=0.0, bytes_per_s=sent / waiting)
+    seconds = {way: communication.step_seconds(way, shapes, link, compute_s=1 - waiting) for way in others}
+    ways = ", ".join(f"{way} {1 / way_s:.2g} times" for way, way_s in seconds.items())
+    return f" --advise. A step would be faster with ddptrain --communication (docs/slow_links.md): {ways}"
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
