@@ -5,8 +5,9 @@ The phases of a step add up to its duration, and no device waits for the measure
 the phases. On a GPU, an event is recorded between the phases, because the host may be many steps ahead. The time
 between two events is read when the GPU has passed both events.
 
-``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce. Sharded ranks wait for each other
-during ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time for the vote, the metrics
+``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce, and that of other exchanges
+(`Communication`). Sharded ranks wait for each other during ``forward`` and ``backward``, so they have no
+``comm_exposed``. ``other`` is the time for the vote, the metrics
 and the heartbeat.
 """
 
@@ -84,6 +85,7 @@ class ClockPhases(Phases):
             self._ready = 0.0
         else:
             self.totals[phase] += now - self._last
+            self._waiting_s += now - self._last if phase == "comm_exposed" else 0.0
         self._last = now
 
     def gradients_ready(self) -> None:

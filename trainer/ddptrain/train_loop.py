@@ -8,8 +8,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -93,6 +94,9 @@ def train(
             loss_sum.add_(loss, alpha=len(batch) / rank_info.size)
             images += len(batch)
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
+            if state.communication is not None and (choice := state.communication.measure(callbacks.phases)):
+                callbacks.events.emit("communication_chosen", step=step, **choice)
+                callbacks.progress.log(choice_message(choice))
             speed = (images - images_before) / (time.monotonic() - start)
             progress = f"{epoch + 1}/{epochs}", f"{speed:.0f} {state.data.noun}/s"
             callbacks.progress.step(step, state.num_steps, *progress)
@@ -140,6 +144,15 @@ def train(
     return TrainResult(step=step, evaluation=evaluation, num_images=images, seconds=seconds)
 
 
+def choice_message(choice: Mapping[str, Any]) -> str:
+    """Return a message about the way that ``--communication auto`` has chosen. See `Communication.measure`."""
+    expected = ", ".join(f"{way} {seconds:.3g} s" for way, seconds in choice["expected_s"].items())
+    return (
+        f"communication {choice['way']} (--communication auto): a step computes for {choice['compute_s']:.3g} s, and "
+        f"the ranks exchange {choice['bytes_per_s'] / 1e6:.3g} MB/s; expected per step: {expected}"
+    )
+
+
 def train_step(
     state: TrainingState, shard: BatchShard, *, step: int, epoch: int, lr: float, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
@@ -151,25 +164,33 @@ def train_step(
     phases.mark("data")
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=state.world.rank_info.rank)
     loss = compute_gradients(state, batch, shard, phases=phases, guard=guard)
-    optimizer_step(state, lr, step=step, guard=guard)
+    optimizer_step(state, lr, step=step, phases=phases, guard=guard)
     if state.ema is not None:
         state.ema.update(step)
     phases.mark("optimizer")
+    if state.communication is not None:
+        state.communication.after_step(step)
+        phases.mark("comm_exposed")
     return loss
 
 
 def compute_gradients(
     state: TrainingState, batch: Batch, shard: BatchShard, *, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
-    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss."""
+    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss.
+
+    If the ranks exchange weights instead of gradients, the gradients are those of this rank's shard.
+    """
     state.optimizer.zero_grad()
     losses = []
     parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
-    ddp = find_ddp(state.ddp)
+    is_local = state.communication is not None and state.communication.is_local
+    model = state.model if is_local and find_ddp(state.ddp) is not None else state.ddp
+    ddp = find_ddp(model)
     for number, (part, weight) in enumerate(parts):
         is_last = number == len(parts) - 1
         with contextlib.nullcontext() if ddp is None or is_last else ddp.no_sync():
-            part_loss = local_loss(state, state.ddp, part, weight)
+            part_loss = local_loss(state, model, part, weight)
             phases.mark("forward")
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
@@ -185,7 +206,7 @@ def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: flo
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
 
 
-def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFiniteGuard) -> None:
+def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases, guard: NonFiniteGuard) -> None:
     """Update the weights from the gradients. Raises NonFinite."""
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -198,6 +219,10 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
     norm = compat.whole_tensor(norm)
     if clip:
         nn.utils.clip_grads_with_norm_(state.model.parameters(), clip, norm)
+    if state.communication is not None:
+        phases.mark("optimizer")
+        norm = state.communication.agree(norm)
+        phases.mark("comm_exposed")
     guard.check(norm, state.optimizer, step=step, scaled=scaler is not None)
     if scaler is None:
         state.optimizer.step()

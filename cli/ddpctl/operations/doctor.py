@@ -66,7 +66,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
     """Return the run and the doctor's result. If a node prevented the start of ddprun, the result is its message."""
     try:
-        run, result, _ = check_job.run_check(context, request, show=lambda _: None)
+        run, result, _ = check_job.run_check(context, request, name="doctor", show=lambda _: None)
     except check_job.NoResultError as error:
         if error.outcome is None or error.outcome.node is None:
             raise

@@ -138,6 +138,7 @@ def environments_table(
     for node, facts in sorted(environments.items()):
         shown = {one_line(key): one_line(value) for key, value in secrets.redact_mapping(facts, known).items()}
         hosts[node] = shown.pop("host", "?")
+        shown.pop("packages", None)  # ddpctl explain names those that differ
         groups.setdefault(tuple((_NAMES.get(key, key), value) for key, value in shown.items()), []).append(node)
     keys = dict.fromkeys(key for facts in groups for key, _ in facts)
     return {

@@ -55,6 +55,15 @@ def _environment() -> str:
     return ""
 
 
+def _packages() -> str:
+    """Return the installed packages with their versions, from the names of their folders: this reads no file."""
+    folders = (folder.stem for place in reversed(sys.path) for folder in Path(place).glob("*.dist-info"))
+    versions = {
+        name.replace("_", "-").lower(): version for name, _, version in (stem.partition("-") for stem in folders)
+    }
+    return " ".join(f"{name}=={version}" for name, version in sorted(versions.items()))
+
+
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
     """Describe each fact that differs between ``node`` and node 0, with both values. Return '' if none differs."""
     texts = []
@@ -178,6 +187,8 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
     facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need
+    in_image = environ.get(names.IMAGE) or "KUBERNETES_SERVICE_HOST" in environ  # the same on all nodes
+    facts["packages"] = "" if in_image else _packages()
     return {key: value for key, value in (machine_facts | facts).items() if value not in ("", NONE)}
 
 

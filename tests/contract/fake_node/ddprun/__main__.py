@@ -12,6 +12,8 @@ The arguments of the script say what happens, in this order; train.py beside it 
     exit=CODE@R    rank R exits with CODE, which ends the run
     cause=C:CODE   the run ends with this cause and code
     vanish         ddprun and its ranks are killed
+
+A rehearsal has a plan, whose command has these arguments. Its record is that of the file ``facts.json``.
 """
 
 import base64
@@ -52,7 +54,7 @@ class Node:
         self.folder = Path(environ[names.RUN_DIR]) / run_files.node_name(self.node)
         self.checkpoints = Path(environ[names.CHECKPOINT_DIR])
         self.environ, self.step, self.stopped, self.stopped_at, self.answered = environ, 0, 0, 0.0, ""
-        self.hangs = False
+        self.hangs, self.facts = False, list[Any]()
         self.lifeline = int(environ[names.LIFELINE_FD]) if names.LIFELINE_FD in environ else None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.folder / run_files.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -188,6 +190,8 @@ class Node:
     def save(self) -> None:
         if not self.state.ranks:
             return
+        for line in log_record.pack_result({"runs": self.facts, "signal": self.stopped}) if self.facts else ():
+            self.log(line, 0)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         path = self.checkpoints / f"step-{self.step:08}.pt"
         if self.node == 0:
@@ -269,8 +273,11 @@ def main(argv: list[str]) -> NoReturn:
     while argv and argv[0].startswith("--"):  # each option that ddpctl gives has a value
         options[argv[0]] = argv[1]
         del argv[:2]
-    words = argv[2 if argv[0] == "-m" else 1 :]
-    Node(options, os.environ).run(words or ["steps=1"])
+    node, words = Node(options, os.environ), argv[2 if argv[0] == "-m" else 1 :]
+    if argv[:2] == ["-m", "ddprun.rehearsal"]:
+        Path("plan.json").write_text(argv[2])
+        node.facts, words = json.loads(Path("facts.json").read_text()), json.loads(argv[2])["command"][1:]
+    node.run(words or ["steps=1"])
 
 
 if __name__ == "__main__":
