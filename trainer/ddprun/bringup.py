@@ -148,6 +148,8 @@ def keep_copies(
 
     ``own``: the address of this node. Return a function that waits for the last copy, after the ranks have ended.
     """
+    if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):
+        return lambda _: None
     from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
 
     def begin(offers_at: str = "") -> CheckpointCopies | None:

@@ -52,7 +52,7 @@ from ddprun.system.restart_policy import (
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
-MAX_NEW = 64  # nodes without a heartbeat that an update looks for
+MAX_NEW = 8  # nodes without a heartbeat that an update looks for before the first attempt
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
 HINT = "a spare would take its place (--spares)"
@@ -101,9 +101,11 @@ class LivenessTracker:
         self.step: int | None = None  # the highest step in the attempt
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt. Its nodes have just responded, so set their silence to 0."""
+        """Start an attempt. Its nodes have just sent a heartbeat, so set their silence to 0."""
         self._attempt, self._members = attempt, members
         self.statuses, self.step = (), None
+        self._known += [node for node in members if node in self._new]
+        self._new = deque(node for node in self._new if node not in members)
         for node in members:
             self._nodes[node].silent_s = 0.0
 
@@ -140,7 +142,7 @@ class LivenessTracker:
             if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
                 liveness.is_lost = True
                 self._store.delete_key(f"claim/{node}")
-            if value and not liveness.is_lost:
+            if self._attempt and value and not liveness.is_lost:
                 attempt, signs = stores.decode(f"beat/{node}", value, _read_heartbeat)
                 statuses += signs if attempt == self._attempt else ()
         self.statuses = tuple(statuses)
