@@ -52,6 +52,7 @@ from ddprun.system.restart_policy import (
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
+WAITING_INTERVAL_S = 1.0  # of heartbeats before an attempt begins, except on node 0, which also reads them
 MAX_NEW = 8  # nodes without a heartbeat that an update looks for before the first attempt
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
@@ -332,7 +333,9 @@ class Consensus:
         while not self.node_0_lost:
             self._num_loops += 1
             if time.monotonic() >= self._heartbeat_due:
-                self._heartbeat_due = time.monotonic() + HEARTBEAT_INTERVAL_S
+                is_waiting = not (self._attempt or self._is_leader)
+                interval_s = WAITING_INTERVAL_S if is_waiting else HEARTBEAT_INTERVAL_S
+                self._heartbeat_due = time.monotonic() + interval_s
                 self._try_store(self._send_heartbeat)
             rest_s = max(0.001, self._heartbeat_due - time.monotonic())
             attempt = self._attempt
@@ -346,8 +349,9 @@ class Consensus:
             except DistNetworkError:
                 self._mark_node_0_lost()
                 return
-            except DistStoreError:
-                pass  # no new report, but a time limit may have passed
+            except DistStoreError:  # nothing new, but on node 0, a time limit may have passed
+                if not self._is_leader:
+                    continue
             if attempt == self._attempt:
                 self._try_store(self._decide if self._is_leader else self._receive_decision)
 
