@@ -312,9 +312,8 @@ class Consensus:
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
                 self._set_decision(self._decide_next(self.history))
             else:
-                self._set_decision(
-                    Decision(outcome=lost if self._config.spares else replace(lost, message=f"{lost.message}; {HINT}"))
-                )
+                hint = "" if self._config.spares else f"; {HINT}"
+                self._set_decision(Decision(outcome=replace(lost, message=f"{lost.message}{hint}")))
 
     def _watch(self) -> None:
         """Detect that calls to the store hang because node 0 ended without closing its connections (power failure).
@@ -333,8 +332,7 @@ class Consensus:
         while not self.node_0_lost:
             self._num_loops += 1
             if time.monotonic() >= self._heartbeat_due:
-                is_waiting = not (self._attempt or self._is_leader)
-                interval_s = WAITING_INTERVAL_S if is_waiting else HEARTBEAT_INTERVAL_S
+                interval_s = HEARTBEAT_INTERVAL_S if self._attempt or self._is_leader else WAITING_INTERVAL_S
                 self._heartbeat_due = time.monotonic() + interval_s
                 self._try_store(self._send_heartbeat)
             rest_s = max(0.001, self._heartbeat_due - time.monotonic())

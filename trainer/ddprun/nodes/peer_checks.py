@@ -8,6 +8,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
@@ -62,9 +63,7 @@ class PeerChecks:
             self._report.done(node_facts.summarize_builds(self._facts), "warning" if any(warnings) else "ok")
             self._report.begin("clock")
             try:
-                self._set_clock_offset(
-                    clock.offset_s(control, read=lambda key, value: stores.decode(key, value, float))
-                )
+                self._set_clock_offset(clock.offset_s(control, read=partial(stores.decode, make=float)))
             except DistStoreError:
                 self._report.done("unknown: node 0 did not answer in time", "warning")
         check_program(self._config)

@@ -528,13 +528,9 @@ class FixedRankRendezvous(RendezvousHandler):
         if not key or (self._is_leader and self.control.check([key])):  # then the node's claim is missing
             time.sleep(POLL_S)
             return
-        try:
-            wait_s = WAIT_S if self._is_leader or self._config.spares else GROUP_WAIT_S
+        wait_s = WAIT_S if self._is_leader or self._config.spares else GROUP_WAIT_S
+        with contextlib.suppress(DistStoreError):  # not yet
             self.control.wait([key], timedelta(seconds=wait_s))
-        except DistNetworkError:
-            raise
-        except DistStoreError:
-            return  # not yet
 
     def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s
