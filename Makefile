@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
+SITE = $(BIN)/sphinx-build -q -n -W --keep-going -j auto -c docs . build/site
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test unit contract e2e check check-types check-others specs golden cluster cluster-k8s nightly nightly-changed bench bench-train gpu gpu-wheels recording dist sbom lock help clean
+.PHONY: demo test unit contract e2e check check-types check-others check-docs docs specs golden cluster cluster-k8s nightly nightly-changed bench bench-train gpu gpu-wheels recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -39,7 +40,7 @@ golden: $(VENV)/.dev  ## update the snapshots of whole screens in tests/golden, 
 check: $(VENV)/.dev  ## style, types, import contracts, shell scripts, the checked-in specs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync check-types check-others
+	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync check-types check-others check-docs
 
 check-types:
 	$(BIN)/mypy
@@ -53,6 +54,13 @@ check-others:
 	cd ansible && $(abspath $(BIN))/yamllint --strict .
 	cd ansible && PATH="$(abspath $(BIN)):$$PATH" LC_ALL=C.UTF-8 ansible-lint -q
 	$(BIN)/python -m pytest --quiet tests/unit/repository/test_specs.py
+
+check-docs:
+	$(SITE)
+
+docs: $(VENV)/.dev  ## build all pages with search into build/site, and check their links
+	$(SITE)
+	@echo "open build/site/README.html"
 
 specs: $(VENV)/.dev  ## update the checked-in specs from examples/
 	PYTHONPATH=.:cli:trainer $(BIN)/python tests/unit/repository/test_specs.py

@@ -39,7 +39,7 @@ def cpu_s(*verb: str) -> float:
 MEASURES: dict[str, Callable[[], float]] = {
     "help": lambda: cpu_s("--help"),
     "ps": lambda: cpu_s("ps"),
-    "start": lambda: startup.time_first_step("ddprun", SIZE)[0],
+    "start": lambda: startup.measure_start("ddprun", SIZE).wall_s,
     "restart": lambda: startup.time_recoveries(1, SIZE)[0],
 }
 

@@ -2,8 +2,10 @@
 
 First, ddprun, `ddprun --exec` and torchrun take turns. Each starts the same script on the loopback, as two nodes with
 two ranks each, or as --nodes and --ranks say. The time is measured until the last rank has finished its first step.
-Then ddprun starts the script, and random ranks get SIGKILL. The time is measured from each SIGKILL until all ranks have
-finished a step again.
+Then the memory of all processes of the launch is measured. A page that several processes share counts once (PSS).
+
+At the end, ddprun starts the script once more, and random ranks get SIGKILL. The time is measured from each SIGKILL
+until all ranks have finished a step again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--nodes 2] [--ranks 2] [--device cpu] [--json FILE]
 
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import measuring
+import psutil
 
 from ddprun.system import processes
 
@@ -79,20 +82,34 @@ def first_steps(
     return [(float(at), int(pid)) for at, pid in (path.read_text().split() for path in files)]
 
 
-def time_first_step(launcher: str, size: Size) -> tuple[float, float]:
-    """Return the seconds from the launch to the last rank's first step, and the CPU time of all processes of the
-    launch.
-    """
+class Start(NamedTuple):
+    """A launch, from its beginning to the last rank's first step."""
+
+    wall_s: float
+    cpu_s: float  # of all processes, to their end
+    memory_mib: float  # of all processes, after the first step
+
+
+def measure_start(launcher: str, size: Size) -> Start:
+    """Start a training, measure it after its first step, and end it."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
-        nodes = launch(launcher, Path(folder), size, steps=1, restarts=0)
+        nodes = launch(launcher, Path(folder), size, steps=STEPS_FOR_EVER, restarts=0)
         try:
             wall_s = max(at for at, _ in first_steps(Path(folder), size, 0, nodes)) - started
+            memory = sum(memory_of(node.pid) for node in nodes)
         finally:
             end(nodes)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Start(wall_s, cpu_s, memory / 2**20)
+
+
+def memory_of(pid: int) -> int:
+    """Return the bytes of a process and its descendants."""
+    launcher = psutil.Process(pid)
+    return sum(process.memory_full_info().pss for process in [launcher, *launcher.children(recursive=True)])
 
 
 def time_recoveries(kills: int, size: Size) -> list[float]:
@@ -141,26 +158,33 @@ def main() -> None:
     args = parser.parse_args()
     size = Size(args.nodes, args.ranks, args.device)
     processes.adopt_orphans()
-    times: dict[str, list[tuple[float, float]]] = {one: [] for one in LAUNCHERS}
-    for _, one in measuring.in_turns(list(LAUNCHERS), args.repeats):
-        times[one].append(time_first_step(one, size))
+    starts: dict[str, list[Start]] = {launcher: [] for launcher in LAUNCHERS}
+    for _, launcher in measuring.in_turns(list(LAUNCHERS), args.repeats):
+        starts[launcher].append(measure_start(launcher, size))
     columns = {
-        **{f"first step, {one}": [wall_s for wall_s, _ in times[one]] for one in LAUNCHERS},
-        **{f"CPU of it all, {one}": [cpu_s for _, cpu_s in times[one]] for one in LAUNCHERS},
+        **{f"first step, {launcher}": [start.wall_s for start in starts[launcher]] for launcher in LAUNCHERS},
+        **{f"CPU of it all, {launcher}": [start.cpu_s for start in starts[launcher]] for launcher in LAUNCHERS},
         "again after SIGKILL, ddprun": time_recoveries(args.kills, size) if args.kills else [],
     }
-    theirs = statistics.median(columns["first step, torchrun"])
+    memory = {launcher: [start.memory_mib for start in starts[launcher]] for launcher in LAUNCHERS}
     ratio, exec_ratio = (
-        statistics.median(columns[f"first step, {one}"]) / theirs for one in ("ddprun", "ddprun --exec")
+        statistics.median(columns[f"first step, {launcher}"]) / statistics.median(columns["first step, torchrun"])
+        for launcher in ("ddprun", "ddprun --exec")
     )
+    memory_ratio = statistics.median(memory["ddprun"]) / statistics.median(memory["torchrun"])
     print(f"{size.nodes} nodes x {size.ranks} ranks, {size.device}, {measuring.machine()}")
     print(measuring.head("seconds", 28, 7))
     for name, values in columns.items():
         if values:
             print(measuring.row(name, values, 28, "7.2f"))
+    print(measuring.head("MiB", 28, 7))
+    for launcher, values in memory.items():
+        print(measuring.row(f"memory, {launcher}", values, 28, "7.0f"))
     print(f"first step, ddprun / torchrun: {ratio:.2f} (goal: at most 0.45)")
     print(f"first step, ddprun --exec / torchrun: {exec_ratio:.2f}")
+    print(f"memory, ddprun / torchrun: {memory_ratio:.2f}")
     result = {"machine": measuring.machine(), "ratio": ratio, "exec_ratio": exec_ratio, "seconds": columns}
+    result |= {"memory_ratio": memory_ratio, "mib": memory}
     measuring.write_json(args.json, result)
 
 

@@ -42,6 +42,12 @@ def group(backend: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@pytest.fixture(autouse=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ddprun sets it for ranks. torch reads it when a process makes its first group."""
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2000")
+
+
 def answer(folder: Path) -> dict[str, Any]:
     serve(folder / "rank-0")
     return read_collectives(folder / "rank-0")

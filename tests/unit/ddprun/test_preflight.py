@@ -66,6 +66,16 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
     assert interfaces({}) == ("eth0", "=eth0")
 
 
+def test_collectives_are_recorded_unless_the_user_has_set_how_many():
+    def sizes(base):
+        env = environment_of_a_rank(base)
+        return env.get("TORCH_FR_BUFFER_SIZE"), env.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+    assert sizes({}) == ("2000", None)
+    assert sizes({"TORCH_FR_BUFFER_SIZE": "0"}) == ("0", None)
+    assert sizes({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}) == (None, "50")
+
+
 def test_a_rank_finds_the_programs_of_its_python_environment():
     programs = str(Path(sys.executable).parent)
     assert environment_of_a_rank({"PATH": "/usr/bin"})["PATH"] == f"{programs}:/usr/bin"

@@ -152,6 +152,8 @@ def rank_environment(
         "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:  # the old name, which torch reads as well
+        defaults["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.15; that of 2.10 is 0: explain sees nothing
     if steps_before is not None:
         env[names.STEPS_BEFORE] = str(steps_before)
     if interface:
