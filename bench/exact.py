@@ -1,6 +1,7 @@
 """Check that a training that continues after a kill or a stop ends with the same weights as an undisturbed training.
 
-    python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
+    python bench/exact.py [--groups ranks,models,moments,communication,ways] [--rows REGEX] [--random N] [--json FILE]
+                          [--write]
     python bench/exact.py --groups device --device cuda
 
 All trainings run with --deterministic and gloo, those of the group ``device`` with one rank. Each row trains twice on
@@ -38,6 +39,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 RANK = str(Path(__file__).with_name("exact_rank.py"))
 TIMEOUT_S = 280.0
 STARTS = 4  # of one training
+KILLS = 10  # at random steps, for each way of communication
 
 DIGITS = ("--epochs=2", "--checkpoint-every=10")  # 45 steps an epoch
 SYNTHETIC = ("--data=synthetic", "--epochs=2", "--checkpoint-every=3", "--lr=0.02")
@@ -135,6 +137,20 @@ ROWS = (
             ("while a checkpoint's data is written", (f"{name}@data:20@0",)),
             ("while a checkpoint is renamed", (f"{name}@manifest:20@0",)),
             ("twice in a row", (f"{name}@saved:31@R", f"{name}@step:32@0")),
+        )
+    ),
+    *(
+        Row(
+            group="communication",
+            title=f"{way}, {end} in step {step}",
+            events=(f"{event}:{step}@R",),
+            way=how,
+            options=synthetic(CONVNET, "--model=convnet", f"--communication={way}", steps=15),
+        )
+        for way in ("bf16", "powersgd:2", "localsgd:4", "diloco:4")
+        for end, event, how, step in (
+            *(("killed", "KILL@saved", "restart", step) for step in random.Random(45).sample(range(4, 31), KILLS)),  # noqa: S311
+            ("stopped", "TERM@step", "command", 23),  # between two exchanges of weights
         )
     ),
     Row(group="ways", title="killed, the same command again", events=MIDDLE, way="command"),

@@ -3,9 +3,19 @@
 Compares the final weights with those of an undisturbed run, and counts the repeated steps.
 
     python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
+    python bench/kills.py --sharded [--ranks 4] [--kills 60]
     python bench/kills.py --soak 600 [--ranks 3]
 
 The exit code is 1 if the weights differ, or if the run ends before all kills.
+
+--sharded: train with --strategy fsdp, and kill only while a checkpoint is written. Each kill hits a random rank,
+ddprun, or all of them at once; the last two need a new ddprun. The exit code is 0 only if all of this is true:
+
+- the training continues from the newest checkpoint that was complete before the kill, or from the one that was written
+- before each new ddprun and at the end, each complete checkpoint is, bit for bit, that of the same step of the
+  undisturbed run
+- at the end, no unfinished or corrupt file is left
+- the weights are those of the undisturbed run
 
 --soak S: run a training that would take about S seconds without the kills. It saves a checkpoint every 2 s, and one of
 its ranks is killed every 20 s. The exit code is 0 only if all of this is true:
@@ -26,11 +36,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import measuring
-from measuring import runtime_files, start_python
+from measuring import runtime_files, start_python, wait_until
 
 from ddprank.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
@@ -49,9 +61,14 @@ class Run:
         self.node = folder / "run" / node_name(0)
         environ = measuring.clean_environ() | {"DDP_RUN_DIR": str(folder / "run")}
         self.log = folder / "log"
-        arguments = ["-m", "ddprun", "--nproc-per-node", str(ranks), *script, *options]
-        with self.log.open("w") as out:
-            self.process = start_python(arguments, cwd=folder, stdout=out, stderr=out, env=environ)
+        self._arguments = ["-m", "ddprun", "--nproc-per-node", str(ranks), *script, *options]
+        self._environ = environ
+        self.start()
+
+    def start(self) -> None:
+        """Start ddprun, or start it again in the same folder."""
+        with self.log.open("a") as out:
+            self.process = start_python(self._arguments, cwd=self.folder, stdout=out, stderr=out, env=self._environ)
 
     def until(self, condition: Callable[[], bool], what: str) -> bool:
         """Wait for a condition. Return whether it became true before the run ended."""
@@ -72,10 +89,13 @@ class Run:
     def attempts(self) -> int:
         return self.log.read_text().count(f"ranks 0 to {self.ranks - 1} of {self.ranks} started")
 
+    def rank_pids(self) -> dict[int, int]:
+        """Return the process of each rank."""
+        return {entry.rank: entry.pid for entry in read_node((self.node / "node.json").read_text()).ranks}
+
     def kill(self, rank: int) -> None:
         """Send SIGKILL to a rank."""
-        pids = {one.rank: one.pid for one in read_node((self.node / "node.json").read_text()).ranks}
-        os.kill(pids[rank], signal.SIGKILL)
+        os.kill(self.rank_pids()[rank], signal.SIGKILL)
 
     def end(self) -> str:
         """Wait for the end. Return the output."""
@@ -105,6 +125,133 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
         run.kill(rank)
         done.append((at, rank))
     return done
+
+
+def tensors(path: Path) -> dict[str, Any]:
+    """Return the tensors of a checkpoint, whose files are verified, by their path in it."""
+    from ddptrain.checkpoint import load_checkpoint, map_tensors, whole
+
+    values: dict[str, Any] = {}
+    map_tensors(whole(load_checkpoint(path).parts), lambda place, tensor: values.setdefault(repr(place), tensor))
+    return values
+
+
+def differing(folder: Path, undisturbed: Path) -> list[str]:
+    """Return the names of checkpoints in ``folder`` that differ from those of the same step, or are not intact.
+
+    The next start completes a checkpoint that has its manifest but not all of its files, so such a one is left out.
+    """
+    import torch
+
+    from ddptrain.checkpoint import UnusableCheckpoint
+
+    names = []
+    for manifest in sorted(folder.glob("step-*.json")):
+        name = manifest.with_suffix(".pt").name
+        if list(folder.glob(f".{manifest.stem}.*.part")):
+            continue
+        try:
+            mine, other = tensors(folder / name), tensors(undisturbed / name)
+        except UnusableCheckpoint as error:
+            names.append(f"{name} ({error})")
+            continue
+        if mine.keys() != other.keys() or not all(torch.equal(mine[key], other[key]) for key in mine):
+            names.append(name)
+    return names
+
+
+def kill_while_writing(run: Run, checkpoints: Path, chance: random.Random) -> tuple[str, list[int], int, int] | None:
+    """Kill a rank, ddprun, or all of them at a random moment of the write of a checkpoint.
+
+    Return who was killed, the pids of the ranks, the newest step that was complete, and the number of files that were
+    not. Return None if the run ended before.
+    """
+
+    def newest() -> Path | None:
+        return max((path for path in checkpoints.glob("step-*.pt") if path.with_suffix(".json").exists()), default=None)
+
+    def unfinished() -> list[Path]:
+        return list(checkpoints.glob(".step-*.part"))
+
+    interval_s = 0.0
+    for _ in range(2):  # two writes are let through: the restarts of a run without progress are limited
+        before, began = newest(), time.monotonic()
+        if not run.until(lambda: newest() != before, "a checkpoint"):  # noqa: B023
+            return None
+        interval_s = time.monotonic() - began
+    time.sleep(chance.random() * interval_s)
+    if not run.until(lambda: bool(unfinished()), "the next write"):
+        return None
+    complete, pids = newest(), list(run.rank_pids().values())
+    victim = chance.choice(("rank", "ddprun", "all"))
+    for pid in {"rank": [chance.choice(pids)], "ddprun": [run.process.pid], "all": [run.process.pid, *pids]}[victim]:
+        os.kill(pid, signal.SIGKILL)
+    return victim, pids, int(complete.stem[len("step-") :]) if complete else 0, len(unfinished())
+
+
+def sharded(ranks: int, kills: int, chance: random.Random, results: Path | None) -> bool:
+    """Kill while sharded checkpoints are written. Print the outcome; return whether all of it is as documented."""
+    options = (
+        "--deterministic", "--device=cpu", "--strategy=fsdp", "--data=text", "--data-dir=text.txt", "--layers=2",
+        "--width=96", "--heads=2", "--context=16", "--batch-size=16", "--ema=0.9", "--checkpoint-every=2",
+        f"--epochs={2 + kills // 7}",
+    )  # fmt: skip
+    text = " ".join(f"{number} times {number} is {number * number}." for number in range(450))
+    wrong: list[str] = []
+    killed: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as calm_folder, tempfile.TemporaryDirectory() as other_folder:
+        for folder in (calm_folder, other_folder):
+            Path(folder, "text.txt").write_text(text)
+        calm = Run(Path(calm_folder), ranks, *options, "--keep=0")
+        undisturbed = calm.node.parent / "checkpoints"
+        calm_weights = fingerprint(calm.end())
+        run = Run(Path(other_folder), ranks, *options)
+        checkpoints = run.node.parent / "checkpoints"
+        lost: list[int] = []
+        try:
+            while sum(killed.values()) < kills:
+                if not (kill := kill_while_writing(run, checkpoints, chance)):
+                    wrong.append("the run ended before all kills")
+                    break
+                victim, pids, newest, num_parts = kill
+                killed[victim] += 1
+                number, started = sum(killed.values()), len(re.findall("continuing at step", run.log.read_text()))
+                if victim != "rank":
+                    run.process.wait(TIMEOUT_S)
+                    gone = lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids)  # noqa: B023, E731
+                    wait_until(gone, "the end of the ranks", timeout_s=TIMEOUT_S)  # they may end a write
+                    names = differing(checkpoints, undisturbed)
+                    wrong += [f"kill {number} of {victim}: {name} is not that of its step" for name in names]
+                    run.start()
+                run.until(lambda: len(resumed(run)) > started, "the next start")  # noqa: B023
+                lost.append(newest - resumed(run)[-1])
+                if lost[-1] > 0:
+                    wrong.append(
+                        f"kill {number} of {victim}: step {newest} was complete; resumed at {resumed(run)[-1]}"
+                    )
+                print(f"kill {number:2} of {victim:6} with {num_parts} unfinished files after step {newest}: "
+                      f"resumed at step {resumed(run)[-1]}", flush=True)  # fmt: skip
+        except BaseException:
+            run.process.terminate()
+            raise
+        weights = fingerprint(run.end())
+        wrong += [f"at the end: {name} is not that of its step" for name in differing(checkpoints, undisturbed)]
+        rest = [path.name for pattern in (".step-*", "*.bad") for path in checkpoints.glob(pattern)]
+        wrong += [f"at the end: {name} is left" for name in rest]
+    equal = weights == calm_weights
+    if not equal:
+        wrong.append("the weights differ")
+    print(f"text, fsdp, {ranks} ranks, gloo, a checkpoint every 2 steps, {measuring.machine()}")
+    print(f"kills            {dict(killed)}; the write that was interrupted was completed {lost.count(-2)} times")
+    print(f"weights          {weights}, undisturbed {calm_weights}: {'equal' if equal else 'DIFFERENT'}")
+    print(f"wrong            {len(wrong)}", *wrong, sep="\n  ")
+    measuring.write_json(results, {"kills": killed, "lost": lost, "wrong": wrong})
+    return not wrong
+
+
+def resumed(run: Run) -> list[int]:
+    """Return the step from which each restarted training continued."""
+    return [int(step) - 1 for step in re.findall(r"continuing at step (\d+) of", run.log.read_text())]
 
 
 def open_files(pid: int) -> int:
@@ -149,14 +296,19 @@ def fingerprint(text: str) -> str:
 
 def main() -> None:
     parser = measuring.options(__doc__)
-    parser.add_argument("--ranks", type=int, default=3, help="with two, the order of a sum cannot be seen")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--ranks", type=int, help="3, or 4 with --sharded; with 2, the order of a sum cannot be seen")
+    parser.add_argument("--kills", type=int, help="20, or 60 with --sharded")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--every", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--soak", type=float, metavar="SECONDS")
+    parser.add_argument("--sharded", action="store_true")
     args = parser.parse_args()
+    args.ranks = args.ranks or (4 if args.sharded else 3)
+    args.kills = args.kills or (60 if args.sharded else 20)
+    if args.sharded:
+        sys.exit(not sharded(args.ranks, args.kills, random.Random(args.seed), args.json))  # noqa: S311
     if args.soak:
         sys.exit(not soak(args.soak, args.ranks, random.Random(args.seed)))  # noqa: S311
     options = ("--deterministic", f"--epochs={args.epochs}", f"--checkpoint-every={args.every}", "--device=cpu")
@@ -170,8 +322,8 @@ def main() -> None:
             run.process.terminate()
             raise
         text = run.end()
-    resumed = [int(step) - 1 for step in re.findall(r"continuing at step (\d+) of", text)]
-    lost = [at - back for (at, _), back in zip(done, resumed, strict=False)]
+    steps = resumed(run)
+    lost = [at - step for (at, _), step in zip(done, steps, strict=False)]
     equal = fingerprint(text) == whole
     print(
         f"digits, {args.ranks} ranks, gloo, {args.epochs * STEPS_PER_EPOCH} steps, a checkpoint every {args.every}, "
@@ -180,7 +332,7 @@ def main() -> None:
     print(f"kills            {len(done)} (of rank 0: {sum(rank == 0 for _, rank in done)})")
     print(f"steps lost       {sum(lost)} in all, at most {max(lost, default=0)} by a kill")
     print(f"weights          {fingerprint(text)}, undisturbed {whole}: {'equal' if equal else 'DIFFERENT'}")
-    result = {"kills": done, "resumed": resumed, "lost": lost, "equal": equal, "every": args.every}
+    result = {"kills": done, "resumed": steps, "lost": lost, "equal": equal, "every": args.every}
     measuring.write_json(args.json, result)
     sys.exit(0 if equal and len(done) == args.kills else 1)
 

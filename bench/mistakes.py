@@ -24,7 +24,6 @@ class Node:
     machine: int
     rank: int
     nnodes: int = 2
-    nproc: int = 1
     image: str = ""
     startup: str = ""  # Python code that runs first, such as one that changes the clock or torch's version
     script: str = SCRIPT
@@ -96,12 +95,6 @@ CASES = (
         title="the nodes get different values of --nnodes",
         nodes=(Node(machine=0, rank=0, nnodes=2), Node(machine=1, rank=1, nnodes=3)),
         speaker=1,
-        join_timeout_s=MEETING_S,
-    ),
-    Case(
-        title="the nodes have different numbers of ranks",
-        nodes=(BOTH[0], Node(machine=1, rank=1, nproc=2)),
-        speaker=0,
         join_timeout_s=MEETING_S,
     ),
     Case(

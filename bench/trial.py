@@ -61,7 +61,7 @@ def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[lis
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(node.script)
-    place = ["--nnodes", node.nnodes, "--nproc-per-node", node.nproc, "--node-rank", node.rank]
+    place = ["--nnodes", node.nnodes, "--node-rank", node.rank]
     place += ["--master-addr", case.master, "--master-port", PORT]
     if launcher == "ddprun":
         place += ["--join-timeout", case.join_timeout_s]

@@ -4,7 +4,6 @@
 set -euo pipefail
 
 export PET_NNODES=2
-export PET_NPROC_PER_NODE=2
 export PET_MASTER_ADDR=127.0.0.1
 PET_MASTER_PORT=$(python3 -P -m ddprun.nodectl port | tr -dc 0-9)
 DDP_RUN_DIR=${RUN_DIR:-$PWD/runs/digits-$$}
@@ -31,11 +30,13 @@ if ((${#_ddp_gpus[@]} > 0 && ${#_ddp_gpus[@]} < 4)); then
 fi
 
 _ddp_pids=()
+_ddp_counts=(2 2)
 trap 'kill -TERM "${_ddp_pids[@]}" 2>/dev/null || true' TERM
 trap : INT # the terminal also sends Ctrl-C to the nodes
 for ((_ddp_node = 0; _ddp_node < 2; _ddp_node++)); do
-  _ddp_share=("${_ddp_gpus[@]:_ddp_node * 2:2}")
+  _ddp_share=("${_ddp_gpus[@]::_ddp_counts[_ddp_node]}") _ddp_gpus=("${_ddp_gpus[@]:_ddp_counts[_ddp_node]}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${_ddp_share[*]}") PET_NODE_RANK=$_ddp_node \
+    PET_NPROC_PER_NODE=${_ddp_counts[_ddp_node]} \
     python3 -P -m ddprun --grace 30 -m ddptrain --epochs 10 &
   _ddp_pids+=("$!")
 done

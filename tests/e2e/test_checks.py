@@ -8,7 +8,7 @@ from tests.e2e.driver import ddpctl
 
 
 def test_bench_measures_each_collective_of_two_ranks(tmp_path: Path) -> None:
-    done = ddpctl("bench", "--gpus", "2", "--sizes", "1M,1001", "--json")
+    done = ddpctl("bench", "--gpus", "2", "--sizes", "1M,1001", "--json", "--advise", "--parameters", "25M")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["check"], result["ranks"], result["backend"], result["code"]) == ("bench", 2, "gloo", 0)
@@ -21,6 +21,10 @@ def test_bench_measures_each_collective_of_two_ranks(tmp_path: Path) -> None:
     for (_, size), row in rows.items():
         assert row["algbw"] == pytest.approx(size / row["seconds"] / 1e9)
         assert row["wrong"] == {}
+    plain, bf16, *_ = result["advice"]["ways"]
+    assert (plain["way"], bf16["way"]) == ("plain", "bf16")
+    assert plain["bytes"] == 2 * bf16["bytes"] == pytest.approx(100e6, rel=1e-3)
+    assert result["advice"]["compute_s"] < bf16["seconds"] < plain["seconds"]
     assert ([link[:2] for link in result["links"]], result["slow"], "last" in result) == ([[0, 1]], [], False)
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != "."] == []
 

@@ -1,14 +1,18 @@
 """What ranks of ddptrain agree on: exact evaluation, a stop, a loss that is not finite, a slow rank."""
 
+import functools
+import operator
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tests.messages import assert_names
 
-from ddptrain.checkpoint import load_checkpoint
+from ddptrain.checkpoint import load_checkpoint, map_tensors
 from ddpwire.events import read_events
 
 PACED = """
@@ -66,6 +70,10 @@ DETERMINISTIC = ("--deterministic", "--epochs", "4")
 Train = Callable[..., list]
 
 
+def at(state: Any, path: tuple[Any, ...]) -> Any:
+    return functools.reduce(operator.getitem, path, state)
+
+
 def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train) -> None:
     options = ("--data=synthetic", "--synthetic-samples=808", "--synthetic-shape=1x8x8", "--epochs=1", "--lr=0.002")
     ends = [train(*options, size=size)[0] for size in (2, 1, 3)]  # 101 images to test: uneven on 2 and on 3
@@ -91,9 +99,19 @@ def test_a_signal_to_one_rank_saves_stops_all_and_loses_nothing(train: Train, st
     assert again[0].fingerprint == train(*DETERMINISTIC, "--checkpoint-dir", "undisturbed", size=3)[0].fingerprint
 
 
-@pytest.mark.parametrize("kind", ["loss", "grad"])
-def test_one_rank_s_nan_stops_all_before_the_step(train: Train, tmp_path: Path, kind: str) -> None:
-    options = (kind, "--deterministic", "--checkpoint-every", "1", "--keep", "0", "--epochs", "2")
+@pytest.mark.parametrize(("kind", "way"), [("loss", "plain"), ("grad", "plain"), ("grad", "diloco:5")])
+def test_one_rank_s_nan_stops_all_before_the_step(train: Train, tmp_path: Path, kind: str, way: str) -> None:
+    options = (
+        kind,
+        f"--communication={way}",
+        "--deterministic",
+        "--checkpoint-every",
+        "1",
+        "--keep",
+        "0",
+        "--epochs",
+        "2",
+    )
     rank_0, rank_1 = train(*options, size=2, command=("-c", POISONED))
     assert (rank_0.code, rank_1.code, rank_1.err) == (65, 65, "")
     assert_names(re.sub(r"lr [0-9.]+\)", "lr N)", rank_0.err), "17", "90", "rank 1", "--lr")
@@ -101,8 +119,37 @@ def test_one_rank_s_nan_stops_all_before_the_step(train: Train, tmp_path: Path, 
     assert names == [f"step-{step:08d}.pt" for step in range(1, 17)]
     newest = load_checkpoint(tmp_path / "checkpoints" / names[-1])
     tensors = [*newest.parts["model"].values()]
-    tensors += [state["momentum_buffer"] for state in newest.parts["optimizer"]["state"].values()]
+    of_ranks = [rank["optimizer"] for rank in newest.parts.get("ranks", ())]
+    for states in (newest.parts["optimizer"]["state"], *of_ranks):
+        tensors += [state["momentum_buffer"] for state in states.values()]
     assert all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+@pytest.mark.parametrize("way", ["powersgd:2", "diloco:4"])
+def test_a_resume_between_two_exchanges_of_weights_changes_no_weight(train: Train, tmp_path: Path, way: str) -> None:
+    """With batch norms, whose statistics differ between the ranks; an epoch has 6 steps."""
+    data = ("--data=synthetic", "--synthetic-samples=96", "--synthetic-shape=1x16x16", "--batch-size=16", "--lr=0.02")
+    options = (
+        *data,
+        "--model=convnet",
+        "--epochs=2",
+        "--deterministic",
+        "--checkpoint-every=3",
+        "--keep=0",
+        "--bucket-mb=0.1",
+    )
+    undisturbed = train(*options, f"--communication={way}", size=2)[0].fingerprint
+    folder = tmp_path / "checkpoints"
+    first, second = load_checkpoint(folder / "step-00000009.pt").parts["ranks"]
+    state = "memory" if way == "powersgd:2" else "model"
+    differs: list[bool] = []
+    map_tensors(first[state], lambda path, tensor: differs.append(not torch.equal(tensor, at(second[state], path))))
+    assert any(differs)
+    for path in folder.glob("step-00000012.*"):
+        path.unlink()
+    again = train(*options, f"--communication={way}", size=2)[0]
+    assert_names(again.out.splitlines()[1], "step-00000009.pt", 10)
+    assert again.fingerprint == undisturbed
 
 
 def test_a_training_names_its_slow_rank(train: Train, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 import torch
@@ -194,22 +194,19 @@ def measure_cpu() -> CpuSpeed:
     )
 
 
-def throttled_s(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+def throttled_s(**places: Path) -> float:
     """Return how long CPU quotas have stopped this process's cgroup and the parents of the cgroup, summed over cores.
 
-    Return 0 if the time is unknown. https://docs.kernel.org/scheduler/sched-bwc.html
+    Return 0 if the time is unknown. ``places`` are those of ``machine.cgroups``.
+    https://docs.kernel.org/scheduler/sched-bwc.html
     """
-    seconds: list[float] = []
-    with contextlib.suppress(OSError):
-        for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
-            if controllers == "" or "cpu" in controllers.split(","):  # cgroup v2, or v1
-                group = PurePosixPath(path)
-                for folder in (group, *group.parents):
-                    with contextlib.suppress(OSError):
-                        text = (root / controllers / str(folder).lstrip("/") / "cpu.stat").read_text()
-                        for unit, value in re.findall(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE):
-                            seconds.append(int(value) / (1e6 if unit == "usec" else 1e9))  # cgroup v2, or v1
-    return sum(seconds)  # the kernel counts each group's own quota
+    seconds = 0.0  # the kernel counts each group's own quota
+    for folder in machine.cgroups("cpu", **places):
+        with contextlib.suppress(OSError):
+            text = (folder / "cpu.stat").read_text()
+            for unit, value in re.findall(r"^throttled_(usec|time) (\d+)$", text, re.MULTILINE):
+                seconds += int(value) / (1e6 if unit == "usec" else 1e9)  # cgroup v2, or v1
+    return seconds
 
 
 def _core_seconds() -> tuple[float, float]:

@@ -49,7 +49,7 @@ from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.ranks.workers import SupervisorLostError, Workers
 from ddprun.system import network, processes
-from ddprun.system.errors import NodeError, node_error
+from ddprun.system.errors import NodeError, config_error, node_error
 from ddprun.system.restart_policy import FailedAttempt, Failure
 from ddprun.system.stores import StoreError
 from ddpwire import metrics as ddpwire_metrics
@@ -202,7 +202,9 @@ class NodeAgent(SimpleElasticAgent):
         if node.folder.runtime.path != Path(node.journal.state.runtime):
             node.journal.update(runtime=str(node.folder.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
-        self._waits_for_resumes = worker_group.workers[0].world_size > 1
+        self._world_size = world_size = worker_group.workers[0].world_size
+        self._waits_for_resumes = world_size > 1
+        self._check_world_size()
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
@@ -225,7 +227,6 @@ class NodeAgent(SimpleElasticAgent):
         self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
         self._diagnosis.track(self._processes, self._rendezvous_handler.attempt)
         self._recovery.started()
-        self._world_size = world_size = worker_group.workers[0].world_size
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
@@ -239,6 +240,14 @@ class NodeAgent(SimpleElasticAgent):
             "ranks_started", seconds=took_s, ranks=[process.rank for process in processes], world_size=world_size
         )
         return {process.local_rank: process.pid for process in processes}
+
+    def _check_world_size(self) -> None:
+        """If all nodes have joined, the number of ranks of the run is known. Raises NodeError."""
+        config, last = self._node.config, self._world_size - 1
+        if len(self._rendezvous_handler.members) == config.max_nodes:
+            self._node.series.set(ddpwire_metrics.WORLD_SIZE_EXPECTED, self._world_size)
+            if config.debug_rank is not None and config.debug_rank > last:
+                raise config_error(f"--debug-rank is {config.debug_rank}: expected a rank of this run (0 to {last})")
 
     def _set_up(self) -> bool:
         """Run this node's node_setup, and wait for that of the other nodes. Return whether the ranks can start."""

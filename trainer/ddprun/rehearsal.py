@@ -4,6 +4,9 @@
 of all runs beside it. It imports torch once. Each node is a ddprun that is forked from this process, with folders of
 its own: ``project`` (a copy, and the current folder of the ranks), ``checkpoints`` and ``tmp``. The observers of the
 ranks (ranks/observer.py) write their facts into the folder of the run.
+
+``python -m ddprun.rehearsal JSON --record`` is the only rank of a run on a target. It starts the program above without
+the variables of this run, and prints the facts as a record (ddpwire.log_record).
 """
 
 import contextlib
@@ -11,8 +14,10 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -23,8 +28,10 @@ from typing import Any
 
 from ddprun.ranks import fork_server
 from ddprun.system import compat, network, processes
-from ddpwire import names
+from ddpwire import log_record, names
+from ddpwire.exits import Exit
 from ddpwire.run_files import OUTCOME, node_name
+from ddpwire.work_folder import END_S, PLAN, work_folder
 
 POLL_S = 0.05
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
@@ -45,6 +52,12 @@ TITLES = {
     "resume": "a second launch",
     "ranks": "a second launch with fewer ranks",
 }
+WAIT, DONE = ("", "") if sys.stderr.isatty() else ("\n", "rehearse:  ")  # logs are sent by lines
+# Variables that a launcher, ddprun or torchrun sets: another ddprun would believe them.
+OF_A_RUN = re.compile(
+    "(DDP|PET|TORCHELASTIC|GROUP|LOCAL|MASTER|ROLE|SLURM|SRUN)_|(OMP_NUM_THREADS|RANK|WORLD_SIZE|NODE_RANK|"
+    "PROMETHEUS_MULTIPROC_DIR|TORCH_FR_DUMP_TEMP_FILE|(GLOO|NCCL)_SOCKET_IFNAME)$"
+)
 TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 (where scripts leave files)
 
 
@@ -123,7 +136,7 @@ class Rehearsal:
             nodes, ranks = (nodes - 1, ranks) if nodes > 1 else (1, ranks - 1)
         title = f"{TITLES[name]}{f' after {TITLES[after]}' if after else ''}"
         title += f", at step {act['step']}" if act else ", with CPUs in place of GPUs" if self.gpus else ""
-        print(f"rehearse: {title} ...", file=sys.stderr, end="", flush=True)
+        _say(f"rehearse: {title} ...{WAIT}")
         for number in () if after else range(nodes):
             self.reset(number)
         folder = self.work / f"run-{len(self.runs)}"
@@ -138,7 +151,7 @@ class Rehearsal:
         record |= {"codes": [*run.codes.values()], "processes": read_facts(folder / "facts")}
         record["left"] = self._left(record["processes"])
         self.runs.append(record)
-        print(f" {record['seconds']:.1f} s{', ended by force' if hung else ''}", file=sys.stderr, flush=True)
+        _say(f"{DONE} {record['seconds']:.1f} s{', ended by force' if hung else ''}\n")
         return record
 
     def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
@@ -288,18 +301,93 @@ def read_facts(folder: Path) -> list[dict[str, Any]]:
     return ranks
 
 
-def main() -> None:
-    """Rehearse the plan in the file that the argument names."""
-    rehearsal = Rehearsal(SimpleNamespace(**json.loads(Path(sys.argv[1]).read_bytes())))
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, end="", flush=True)
+
+
+def project_files(plan: Mapping[str, Any]) -> list[str]:
+    """Return the files of the current folder that each node gets. Raises OSError, or ValueError if they are too large.
+
+    The command ``list`` selects them. If it is empty, the folder has no other files.
+    """
+    for name in (*plan["links"], *([] if plan["command"][0] == "-m" else plan["command"][:1])):
+        if not Path(name).exists():
+            raise FileNotFoundError(f"{name}: no such file in {Path.cwd()}")
+    if plan["list"]:
+        argv = [*plan["list"][:-1], sys.executable]
+        listing: Any = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
+        names, left_out = listing["files"], listing["left_out"]
+    else:
+        names, left_out = [str(path) for path in Path().rglob("*") if path.is_symlink() or not path.is_dir()], []
+    sizes = {
+        name: os.lstat(name).st_size
+        for name in names
+        if not any(Path(name).is_relative_to(link) for link in plan["links"])
+    }
+    if (total := sum(sizes.values())) > plan["max_bytes"]:
+        largest = max(sizes, key=lambda name: sizes[name]).partition("/")[0]
+        limit = f"each node gets a copy of at most {plan['max_bytes'] / 1e6:.0f} MB"
+        raise ValueError(
+            f"the project has {total / 1e6:.0f} MB, and {limit}: link what is read, as by --link {largest}"
+        )
+    for line in left_out:
+        if not any(link in line for link in plan["links"]):
+            _say(f"rehearse: not copied for the nodes: {line}; --link PATH shares what is only read\n")
+    return [*sizes]
+
+
+def rehearse_in_rank(plan: Mapping[str, Any]) -> int:
+    """Rehearse the project in the current folder, and print the facts as a record. Return the exit code.
+
+    A signal ends the rehearsal, and the record then has its number. Nothing is left.
+    """
+    stops = list[int]()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: stops.append(number))
     processes.adopt_orphans()
-    print("rehearse: importing torch ...", file=sys.stderr, end="", flush=True)
+    parent, code, runs = os.getpid(), None, list[Any]()
+    with work_folder(plan) as work:
+        env = {name: value for name, value in os.environ.items() if name in plan["env"] or not OF_A_RUN.match(name)}
+        argv = [sys.executable, "-P", "-m", "ddprun.rehearsal", str(work / PLAN)]
+        if not (pid := os.fork()):
+            try:
+                processes.die_with_parent(parent)
+                os.execve(sys.executable, argv, env | {"TMPDIR": str(work)})  # noqa: S606 (no shell is wanted)
+            finally:
+                os._exit(1)
+        while not stops and code is None:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
+            time.sleep(POLL_S)
+        processes.kill_all(partial(processes.descendants, parent), timeout_s=END_S, reap=processes.reap_all)
+        with contextlib.suppress(OSError, ValueError):
+            runs = json.loads((work / "facts.json").read_bytes())
+    by = int(stops[0]) if stops else 0
+    if runs or by:
+        print(*log_record.pack_result({"runs": runs, "signal": by}), sep="\n", flush=True)
+    return 128 + by if by else Exit.OK if runs else max(code or 0, 0) or Exit.SOFTWARE
+
+
+def main() -> None:
+    """Rehearse the plan in the file that the argument names, or in the argument itself."""
+    if sys.argv[2:] == ["--record"]:
+        sys.exit(rehearse_in_rank(json.loads(sys.argv[1])))
+    plan = json.loads(Path(sys.argv[1]).read_bytes())
+    try:
+        plan |= {"project": str(Path.cwd()), "files": project_files(plan)}
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _say(f"rehearse: {error}\n")
+        sys.exit(Exit.NO_INPUT if isinstance(error, FileNotFoundError) else Exit.CONFIG)
+    rehearsal = Rehearsal(SimpleNamespace(**plan))
+    processes.adopt_orphans()
+    _say(f"rehearse: importing torch ...{WAIT}")
     began = time.monotonic()
     fork_server.preload_torch(1)
     compat.import_dynamo()
     import torch.distributed.checkpoint
     import torch.nn.parallel  # noqa: F401
 
-    print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    _say(f"{DONE} {time.monotonic() - began:.1f} s\n")
     rehearsal.perform()
 
 

@@ -1,6 +1,7 @@
 """Saves checkpoints in the background, and selects and loads the checkpoint to resume from.
 
-Rank 0 reads and writes the checkpoints. In a sharded training, each rank reads its rows, and several write a shard.
+Rank 0 reads and writes the checkpoints, also the states that differ between ranks (see `Communication`). In a sharded
+training, each rank reads its rows, and several write a shard.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ddprank.object_store import ObjectStore, StoreError, Uploader
 from ddptrain import compat
+from ddptrain.balance import Balance
 from ddptrain.checkpoint import (
     Checkpoint,
     DataFile,
@@ -43,6 +45,7 @@ from ddptrain.checkpoint_directory import (
     read_checkpoint,
     step_of,
 )
+from ddptrain.communication import Communication, mean_state
 from ddptrain.config import CheckpointOptions, shaping_options
 from ddptrain.distributed import RankInfo, agree, broadcast, broadcast_state, gather
 from ddptrain.errors import TrainError, config_error, log_warning, os_errors
@@ -88,6 +91,9 @@ class CheckpointManager:
         self._finder: CheckpointFinder | None = None
         self._saver: CheckpointSaver | None = None
         self._sharding, options = state.sharding, state.options.checkpoints
+        has_ranks = state.communication is not None and state.communication.has_state
+        self._communication = state.communication if has_ranks else None
+        self._is_collective = self._sharding is not None or has_ranks
         self._path = partial(checkpoint_path, options.folder)
         shard = None if self._sharding is None else self._sharding.shard
         if directory is not None:
@@ -131,6 +137,8 @@ class CheckpointManager:
                     values = self._sharding.read_rows(part, values)
                 agree(rank_info, partial(_load_part, path, name, part, values))
                 del values
+            if self._communication is not None:
+                self._communication.load_ranks(path, parts.pop("ranks", None), log_warning)
             if self._saver:
                 self._saver.newest = path
         self._events.emit("checkpoint_loaded", step=step, seconds=self._goodput.lost_s["restore"], path=str(path))
@@ -185,9 +193,11 @@ class CheckpointManager:
         return uploader
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after this step of an epoch. Sharded ranks return the answer of rank 0."""
+        """Return whether to save after this step of an epoch. Ranks that save together return the answer of rank 0."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
-        if self._sharding is not None and (options.every or options.minutes):
+        if options.every and step % options.every == 0:
+            return True
+        if self._is_collective and options.minutes:
             due = broadcast(self._state.world.rank_info, due)
         return due
 
@@ -199,14 +209,19 @@ class CheckpointManager:
             if sharding is not None:  # all ranks write, or none
                 stuck = any(gather(rank_info, saver is not None and not saver.wait_for_write(step)))
             wanted = saver is not None and saver.newest != self._path(step)
-            if sharding is not None:
+            if self._is_collective:
                 wanted = broadcast(rank_info, wanted)
+            ranks = self._communication.gather(step) if self._communication is not None and wanted else None
             if saver is not None and stuck:
                 saver.skip(step)
             elif saver is not None and wanted:
-                parts = {name: part.state_dict() for name, part in self._state.parts.items()}
+                parts: dict[str, Any] = {name: part.state_dict() for name, part in self._state.parts.items()}
                 if sharding is not None:
                     parts = sharding.own_rows(parts)
+                if ranks is not None:
+                    parts["ranks"] = ranks
+                    if "model" in ranks[0]:  # for an export
+                        parts["model"] = mean_state([state["model"] for state in ranks])
                 # The epochs shape the learning rate; a resumed training may change them, and reports it.
                 saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
@@ -254,8 +269,9 @@ def _map_parts(path: Path, rank_info: RankInfo) -> dict[str, Any]:
 
 
 def _load_part(path: Path, name: str, part: "Stateful", values: dict[str, Any] | None) -> None:
-    if values is None and isinstance(part, torch.amp.GradScaler):
-        return  # the checkpoint was trained in another precision: fp16 begins with a new scale
+    if values is None and isinstance(part, torch.amp.GradScaler | Balance):
+        return  # the checkpoint was trained without it: fp16 begins with a new scale, and equal shares are measured
+    values = {} if values is None and isinstance(part, Communication) else values  # trained in another way
     try:
         if values is None:
             raise RuntimeError(f"it has no {name!r}")

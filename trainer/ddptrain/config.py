@@ -9,6 +9,7 @@ import argparse
 import ast
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from ddptrain.recipes import RECIPES, read_recipe, recipe_names
 from ddpwire import commandline, names
+from ddpwire.communication import AUTO, parse_way
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
 
@@ -37,14 +39,14 @@ _ARGUMENTS: dict[Any, dict[str, Any]] = {
 }
 
 
-def option(default: Any = MISSING, *, shapes: bool = False, flag: str = "", **argument: Any) -> Any:
+def option(default: Any = MISSING, *, shapes: bool = False, flag: str = "", alias: str = "", **argument: Any) -> Any:
     """Return a dataclass field for an option. ``argument`` is passed to argparse.
 
-    ``flag`` is given only if it differs from the field's name. ``shapes`` states whether the option affects the
-    weights. A checkpoint with another value of such an option cannot be resumed. If an option has no default, the
-    recipe or the command line must set it.
+    ``flag`` is given only if it differs from the field's name. ``alias`` is an older flag. ``shapes`` states whether
+    the option affects the weights. A checkpoint with another value of such an option cannot be resumed. If an option
+    has no default, the recipe or the command line must set it.
     """
-    return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": argument})
+    return field(default=default, metadata={"shapes": shapes, "flag": flag, "alias": alias, "argument": argument})
 
 
 shaping = partial(option, shapes=True)
@@ -82,6 +84,14 @@ whole = partial(number, int, below=2**63)
 real = partial(number, float)
 
 
+def way(text: str) -> str:
+    """Parse a way of communication."""
+    try:
+        return text if text == AUTO else str(parse_way(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def image_shape(text: str) -> tuple[int, int, int]:
     """Parse an image shape such as "3x32x32". Height and width are equal."""
     parts = text.split("x")
@@ -97,6 +107,13 @@ def increasing(text: str) -> tuple[int, ...]:
     if len(values) != len(parts) or list(values) != sorted(set(values)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of epochs such as 30,60,80")
     return values
+
+
+def shares(text: str) -> str:
+    """Check that the text is off, auto, or whole numbers such as 2:1."""
+    if text not in ("off", "auto") and not re.fullmatch("[1-9][0-9]{0,5}(:[1-9][0-9]{0,5})*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not off, auto, or one share for each rank such as 2:1")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,10 +313,14 @@ class RankOptions:
     sharded over the ranks of a node; dp: DataParallel, one process for all GPUs, for comparison; single: one device"""
     backend: Literal["auto", "nccl", "gloo", "mpi"] = option("auto")
     """communication backend; auto: nccl on GPUs, gloo on CPUs"""
+    balance: Annotated[str, shares] = option("off", metavar="off|auto|N:N:...")
+    """each rank's share of a batch. off: equal; auto: after each epoch, proportional to the ranks' measured speeds; N:N
+    one number for each rank. Gradients are exact for any shares"""
     sync_bn: bool = shaping(False)
     """synchronize batch normalization over all ranks (GPUs only)"""
-    compress: Literal["none", "bf16", "fp16"] = shaping("none")
-    """precision in which gradients are sent"""
+    communication: Annotated[str, way] = shaping("plain", metavar="WAY", alias="--compress")
+    """how ranks exchange gradients or weights: plain, bf16, fp16, powersgd:RANK, localsgd:STEPS, diloco:STEPS, or auto,
+    which chooses from the first steps"""
     bucket_mb: Annotated[float, real(0.01)] = option(25.0, metavar="MB")
     """size of DDP's gradient buckets"""
     bucket_view: bool = option(True)
@@ -445,6 +466,7 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
         precision = "fp32" if machine.precision == "auto" else machine.precision
         values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
         values |= {"bucket_mb": options.ranks.bucket_mb, "strategy": options.ranks.strategy}
+        values |= {"balance": options.ranks.balance}
     return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
 
 
@@ -466,7 +488,8 @@ def _parser(*, quiet: bool) -> Parser:
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group("profiling and debugging" if name == "callbacks" else name)
         for item in fields(kind):
-            arguments.add_argument(flag_of(item), dest=key_of(item), default=argparse.SUPPRESS, **_argument(item))
+            flags = filter(None, (flag_of(item), item.metadata["alias"]))
+            arguments.add_argument(*flags, dest=key_of(item), default=argparse.SUPPRESS, **_argument(item))
     return parser
 
 

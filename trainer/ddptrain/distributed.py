@@ -20,7 +20,6 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddprank.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
@@ -28,6 +27,7 @@ from ddptrain.checkpoint import map_tensors
 from ddptrain.config import SHARDED, Options, RankOptions
 from ddptrain.errors import TrainError, config_error, log_error
 from ddpwire import names
+from ddpwire.communication import AUTO, parse_way
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT, usable_cores
 
@@ -47,7 +47,6 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _NCCL2 = "\nNCCL Last Error:"
-_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,10 +391,16 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
     if many and compile_mode != "off" and ranks.bucket_mb < 1:
         message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of at least 1 MB"
         raise config_error(message, hint="give at least 1, or --compile off", rank=None)
-    accumulates = options.training.accumulate > 1
+    accumulates, ways = options.training.accumulate > 1, f"--communication {ranks.communication}"
+    is_auto = ranks.communication == AUTO
+    may_be_local = is_auto or parse_way(ranks.communication).is_local
     conflicts = (
         (strategy, "--compile", is_sharded and compile_mode != "off"),
-        (strategy, "--compress", is_sharded and ranks.compress != "none"),
+        (strategy, ways, is_sharded and ranks.communication != "plain"),
+        (ways, "--deterministic", is_auto and options.machine.deterministic),
+        (ways, "--compile", is_auto and compile_mode != "off"),
+        (ways, "--ema", may_be_local and options.training.ema > 0),
+        (ways, "--sync-bn", may_be_local and ranks.sync_bn),
         (strategy, "--sync-bn", is_sharded and ranks.sync_bn),
         (strategy, "--static-graph", is_sharded and ranks.static_graph),
         (strategy, "--optimizer muon", is_sharded and options.optimizer.name == "muon"),
@@ -438,8 +443,6 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
         gradient_as_bucket_view=options.bucket_view,
         static_graph=options.static_graph,
     )
-    if options.compress in _HOOKS:
-        ddp.register_comm_hook(world.data_group, _HOOKS[options.compress])
     if deterministic:
         lay_out_buckets(ddp)
     return ddp

@@ -152,7 +152,7 @@ def _train(
         )
 
     def log_straggler(event: StragglerEvent, step: int) -> None:
-        progress.log(straggler_message(event, rank_hosts[event.rank], step))
+        progress.log(straggler_message(event, rank_hosts[event.rank], step, state.balance.percent(event.rank)))
         kind = "straggler" if event.ratio else "straggler_gone"
         events.emit(kind, step=step, rank=event.rank, node=rank_hosts[event.rank].node, ratio=round(event.ratio, 2))
 

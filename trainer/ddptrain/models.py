@@ -50,7 +50,7 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
     norm_layer: Norm = partial(nn.GroupNorm, NORM_GROUPS) if norm == "group" else nn.BatchNorm2d
     if name == "resnet18":
         small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
-        return ResNet18(shape, norm=norm_layer, small_stem=small_stem)
+        return resnet18(shape, norm_layer, small_stem=small_stem)
     if name == "convnet":
         return convnet(shape, norm_layer)
     if name.startswith("cifarnet"):
@@ -82,59 +82,25 @@ class Mean(nn.Module):
         return features_BCHW.mean((2, 3))
 
 
-class BasicBlock(nn.Module):
-    """A residual block: two 3x3 convolutions and a shortcut."""
+def resnet18(shape: ImageShape, norm: Norm, *, small_stem: bool) -> nn.Module:
+    """Return torchvision's ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385) for any number of channels.
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = norm(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = norm(outputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, norm(outputs))
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return features of the same shape, or of half the height and width."""
-        shortcut = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
-        out = self.relu(self.bn1(self.conv1(x_BCHW)))
-        out = self.bn2(self.conv2(out))
-        out += shortcut
-        return nn.functional.relu_(out)
-
-
-class ResNet18(nn.Module):
-    """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with torchvision's parameter names.
-
-    The small stem is one 3x3 convolution. With ImageNet's stem, the layers would shrink an image of 32x32 pixels
-    to 1x1.
+    With ImageNet's stem, the layers would shrink an image of 32x32 pixels to 1x1.
     """
+    model: Any = torchvision_module("models").resnet18(num_classes=shape.classes, norm_layer=norm)
+    if small_stem:
+        use_small_stem(model, shape.channels)
+    else:
+        model.conv1 = nn.Conv2d(shape.channels, 64, 7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.avgpool = Mean()
+    return cast(nn.Module, model)
 
-    def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
-        super().__init__()
-        kernel_size, stride, padding = (3, 1, 1) if small_stem else (7, 2, 3)
-        self.conv1 = nn.Conv2d(shape.channels, 64, kernel_size, stride=stride, padding=padding, bias=False)
-        self.bn1 = norm(64)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1, norm), BasicBlock(64, 64, 1, norm))
-        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2, norm), BasicBlock(128, 128, 1, norm))
-        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2, norm), BasicBlock(256, 256, 1, norm))
-        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2, norm), BasicBlock(512, 512, 1, norm))
-        self.avgpool = Mean()
-        self.fc = nn.Linear(512, shape.classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Return logits of shape (B, classes)."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images_BCHW))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return cast(Tensor, self.fc(self.avgpool(x)))
+def use_small_stem(model: nn.Module, channels: int) -> None:
+    """Replace the stem of a ResNet of torchvision by one 3x3 convolution, which keeps the size of the image."""
+    model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    model.maxpool = nn.Identity()
 
 
 def simple_model(shape: ImageShape) -> nn.Module:
@@ -218,7 +184,7 @@ def torchvision_name(name: str) -> str:
 
 def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -> nn.Module:
     """Return a torchvision classifier with initial weights, for 1 or 3 channels. Raises TrainError."""
-    plain = torchvision_name(name)
+    plain, models = torchvision_name(name), torchvision_module("models")
     options: dict[str, Any] = {"num_classes": shape.classes}
     if plain in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True}
@@ -231,13 +197,11 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
         # torchvision computes the widths of a RegNet from the values of tensors, which the meta device does not have.
         with warnings.catch_warnings(), torch.device("cpu") if plain.startswith("regnet_") else device:
             warnings.simplefilter("ignore")  # some models warn about their initialisation
-            model: nn.Module = torchvision_module("models").get_model(plain, weights=None, **options)
+            model: nn.Module = models.get_model(plain, weights=None, **options)
             if small_stem:
-                first = getattr(model, "conv1", None)
-                if not isinstance(first, nn.Conv2d) or not hasattr(model, "maxpool"):
+                if not isinstance(model, models.ResNet):
                     raise config_error(f"--stem small is for ResNets, not for {name}")
-                model.conv1 = nn.Conv2d(first.in_channels, first.out_channels, 3, padding=1, bias=False)
-                model.maxpool = nn.Identity()
+                use_small_stem(model, 3)
             return model.to(device)
 
     try:

@@ -5,8 +5,9 @@ The phases of a step add up to its duration, and no device waits for the measure
 the phases. On a GPU, an event is recorded between the phases, because the host may be many steps ahead. The time
 between two events is read when the GPU has passed both events.
 
-``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce. Sharded ranks wait for each other
-during ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time for the vote, the metrics
+``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce, and that of other exchanges
+(`Communication`). Sharded ranks wait for each other during ``forward`` and ``backward``, so they have no
+``comm_exposed``. ``other`` is the time for the vote, the metrics
 and the heartbeat.
 """
 
@@ -34,7 +35,22 @@ class Phases:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)  # seconds per phase, over all measured steps
         # For each step since it was last emptied: the rank's own time, without waiting for the others.
         self.own_s: deque[float] = deque(maxlen=100)
+        self.forget_own()
         self.completed: deque[tuple[int, float]] = deque()  # number and seconds of each step; the caller empties it
+
+    def forget_own(self) -> None:
+        """Begin a new mean of the rank's own times, without those of the first steps."""
+        self.num_own, self._own_total_s = -SKIPPED_STEPS, 0.0
+
+    @property
+    def own_mean_s(self) -> float:
+        """The mean of the rank's own times of the last ``num_own`` steps."""
+        return self._own_total_s / self.num_own
+
+    def _add_own(self, seconds: float) -> None:
+        self.own_s.append(seconds)
+        self.num_own += 1
+        self._own_total_s += seconds if self.num_own > 0 else 0.0
 
     def begin(self) -> None:
         """Begin a step."""
@@ -69,6 +85,7 @@ class ClockPhases(Phases):
             self._ready = 0.0
         else:
             self.totals[phase] += now - self._last
+            self._waiting_s += now - self._last if phase == "comm_exposed" else 0.0
         self._last = now
 
     def gradients_ready(self) -> None:
@@ -77,7 +94,7 @@ class ClockPhases(Phases):
     def end(self, step: int) -> None:
         self._waiting_s += time.perf_counter() - self._last
         self.mark("other")
-        self.own_s.append(self._last - self._began - self._waiting_s)
+        self._add_own(self._last - self._began - self._waiting_s)
         self.completed.append((step, self._last - self._began))
 
 
@@ -121,7 +138,7 @@ class EventPhases(Phases):
             self.totals[phase] += seconds
             total_s += seconds
             own_s += 0.0 if phase in ("comm_exposed", "other") else seconds
-        self.own_s.append(own_s)
+        self._add_own(own_s)
         self.completed.append((step, total_s))
         self._spare += [event for _, event in marks]
 

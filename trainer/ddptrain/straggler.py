@@ -184,9 +184,14 @@ def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> list[R
     return gather(rank_info, RankHost(node=int(node) if node.isdecimal() else None, host=socket.gethostname()))
 
 
-def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> str:
-    """Return one line that says that a rank is slow, or no longer slow."""
+def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int, percent: float | None = None) -> str:
+    """Return one line that says that a rank is slow, or no longer slow.
+
+    ``percent`` is the rank's share of a batch, or None if all ranks have the same. With shares that are proportional to
+    the ranks' speeds, all ranks need the same time.
+    """
     who = f"step {step}: rank {event.rank} on {rank_host}"
     if not event.ratio:
         return f"{who} is as fast as the others again"
-    return f"{who} is slow: its steps take {event.ratio:.1f} times as long as those of the others"
+    slow = "slow" if percent is None else f"slow for its share of a batch ({percent:.0f} %)"
+    return f"{who} is {slow}: its steps take {event.ratio:.1f} times as long as those of the others"

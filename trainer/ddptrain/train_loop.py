@@ -8,8 +8,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.config import TrainingOptions
 from ddptrain.data.augment import Batch
 from ddptrain.data.base import ImageDataset
-from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
+from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_sizes
 from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
@@ -85,7 +86,7 @@ def train(
         for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
             callbacks.on_step_begin()
             lr = state.lr(step)
-            shard = shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+            shard = state.balance.shard_of(batch)
             step += 1
             loss = train_step(
                 state, shard, step=step, epoch=epoch, lr=lr, phases=callbacks.phases, guard=callbacks.guard
@@ -93,6 +94,9 @@ def train(
             loss_sum.add_(loss, alpha=len(batch) / rank_info.size)
             images += len(batch)
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
+            if state.communication is not None and (choice := state.communication.measure(callbacks.phases)):
+                callbacks.events.emit("communication_chosen", step=step, **choice)
+                callbacks.progress.log(choice_message(choice))
             speed = (images - images_before) / (time.monotonic() - start)
             progress = f"{epoch + 1}/{epochs}", f"{speed:.0f} {state.data.noun}/s"
             callbacks.progress.step(step, state.num_steps, *progress)
@@ -133,8 +137,20 @@ def train(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
             f"{speed_of_epoch:6.0f} {state.data.noun}/s  lr {lr:.4f}"
         )
+        if state.balance.is_measured and state.balance.adapt(callbacks.phases):
+            shares = ":".join(map(str, state.balance.shares))
+            callbacks.progress.log(f"the batches are now divided by the ranks' speeds: --balance {shares}")
         save(step, accuracy)
     return TrainResult(step=step, evaluation=evaluation, num_images=images, seconds=seconds)
+
+
+def choice_message(choice: Mapping[str, Any]) -> str:
+    """Return a message about the way that ``--communication auto`` has chosen. See `Communication.measure`."""
+    expected = ", ".join(f"{way} {seconds:.3g} s" for way, seconds in choice["expected_s"].items())
+    return (
+        f"communication {choice['way']} (--communication auto): a step computes for {choice['compute_s']:.3g} s, and "
+        f"the ranks exchange {choice['bytes_per_s'] / 1e6:.3g} MB/s; expected per step: {expected}"
+    )
 
 
 def train_step(
@@ -148,25 +164,33 @@ def train_step(
     phases.mark("data")
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=state.world.rank_info.rank)
     loss = compute_gradients(state, batch, shard, phases=phases, guard=guard)
-    optimizer_step(state, lr, step=step, guard=guard)
+    optimizer_step(state, lr, step=step, phases=phases, guard=guard)
     if state.ema is not None:
         state.ema.update(step)
     phases.mark("optimizer")
+    if state.communication is not None:
+        state.communication.after_step(step)
+        phases.mark("comm_exposed")
     return loss
 
 
 def compute_gradients(
     state: TrainingState, batch: Batch, shard: BatchShard, *, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
-    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss."""
+    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss.
+
+    If the ranks exchange weights instead of gradients, the gradients are those of this rank's shard.
+    """
     state.optimizer.zero_grad()
     losses = []
     parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
-    ddp = find_ddp(state.ddp)
+    is_local = state.communication is not None and state.communication.is_local
+    model = state.model if is_local and find_ddp(state.ddp) is not None else state.ddp
+    ddp = find_ddp(model)
     for number, (part, weight) in enumerate(parts):
         is_last = number == len(parts) - 1
         with contextlib.nullcontext() if ddp is None or is_last else ddp.no_sync():
-            part_loss = local_loss(state, state.ddp, part, weight)
+            part_loss = local_loss(state, model, part, weight)
             phases.mark("forward")
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
@@ -182,7 +206,7 @@ def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: flo
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
 
 
-def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFiniteGuard) -> None:
+def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases, guard: NonFiniteGuard) -> None:
     """Update the weights from the gradients. Raises NonFinite."""
     for group in state.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)
@@ -195,6 +219,10 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
     norm = compat.whole_tensor(norm)
     if clip:
         nn.utils.clip_grads_with_norm_(state.model.parameters(), clip, norm)
+    if state.communication is not None:
+        phases.mark("optimizer")
+        norm = state.communication.agree(norm)
+        phases.mark("comm_exposed")
     guard.check(norm, state.optimizer, step=step, scaled=scaler is not None)
     if scaler is None:
         state.optimizer.step()
@@ -254,9 +282,9 @@ def evaluate(state: TrainingState) -> Evaluation:
         count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
     else:
         count = max(1, MAX_EVAL_BYTES // state.data.context)
-    rank, size = world.rank_info.rank, world.rank_info.size
-    first, last = (num_samples * number // size for number in (rank, rank + 1))
-    for start in range(first, first + -(-num_samples // size), count):
+    sizes, rank = shard_sizes(num_samples, state.balance.shares), world.rank_info.rank
+    first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    for start in range(first, first + max(sizes), count):
         index_B = torch.arange(start, min(start + count, last))
         batch = state.batch_builder.test_batch(index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
@@ -337,9 +365,7 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     rank_info = state.world.rank_info
     epoch, index = divmod(step - 1, state.steps_per_epoch)
     order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
-    shard = shard_of(
-        next(batches(order, state.batch_size, first=index)), rank=rank_info.rank, world_size=rank_info.size
-    )
+    shard = state.balance.shard_of(next(batches(order, state.batch_size, first=index)))
     state.optimizer.zero_grad()
     state.batch_builder.feed.rewind()
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch)

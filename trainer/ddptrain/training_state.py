@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddptrain import compat
+from ddptrain.balance import Balance
 from ddptrain.cifarnet import CifarNet
+from ddptrain.communication import Communication
 from ddptrain.config import MachineOptions, Options, TrainingOptions
 from ddptrain.data.augment import normalisation_of_imagenet, normalisation_of_images
 from ddptrain.data.base import ImageDataset
 from ddptrain.data.loader import BatchBuilder, make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, refuse_image_options
-from ddptrain.distributed import RankInfo, WithAutocast, World, agree, gather, is_sharded, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, agree, find_ddp, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError, config_error, log_error, os_errors
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -121,9 +123,11 @@ class TrainingState:
     ddp: nn.Module
     sharding: "Sharding | None"  # None: every rank has the complete model
     optimizer: torch.optim.Optimizer
+    communication: Communication | None  # None: plain DDP, a single rank, or sharding
     ema: WeightAverage | None
     tensorboard: "SummaryWriter | None"
     batch_size: int  # over all ranks
+    balance: Balance
 
     @property
     def steps_per_epoch(self) -> int:
@@ -143,6 +147,8 @@ class TrainingState:
             "optimizer": self.optimizer,
             "ema": self.ema,
             "scaler": self.precision.scaler,
+            "balance": self.balance if self.balance.is_measured else None,
+            "communication": self.communication if self.communication and self.communication.has_state else None,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -200,12 +206,16 @@ def build_training_state(
             sharding.apply(module, weights, precision.compute if precision.mixed else None)
         del weights
     ema = None if average is None else WeightAverage(model, average, options.training.ema)
-    batch_builder = _make_batches(options, world, data, precision, batch_size=batch_size)
-    ddp = model
+    balance = Balance(options, world.rank_info)
+    batch_builder = _make_batches(options, world, data, precision, balance, batch_size=batch_size)
+    ddp, optimizer, communication = model, build_optimizer(model, options.optimizer), None
     if sharding is None:
         if options.ranks.strategy == "dp":
             ddp = WithAutocast(model, partial(precision.autocast, world.device))
         ddp = wrap_model(ddp, options.ranks, world, deterministic=options.machine.deterministic)
+        steps_per_epoch = num_batches(len(data.train), batch_size)
+        communication = _make_communication(options, world, ddp, optimizer, steps_per_epoch)
+        ddp = model if communication is not None and communication.is_local else ddp
         if options.machine.compile != "off":
             ddp = cast(nn.Module, torch.compile(ddp, mode=options.machine.compile, dynamic=False))
     return TrainingState(
@@ -217,11 +227,25 @@ def build_training_state(
         model=model,
         sharding=sharding,
         ddp=ddp,
-        optimizer=build_optimizer(model, options.optimizer),
+        optimizer=optimizer,
+        communication=communication,
         ema=ema,
         tensorboard=open_tensorboard(options.training.tensorboard) if world.rank_info.is_first else None,
         batch_size=batch_size,
+        balance=balance,
     )
+
+
+def _make_communication(
+    options: Options, world: World, ddp: nn.Module, optimizer: torch.optim.Optimizer, steps_per_epoch: int
+) -> Communication | None:
+    text, wrapped = options.ranks.communication, find_ddp(ddp)
+    if wrapped is None or text == "plain":
+        return None
+    if choose_precision(options.machine, world.device).scaler is not None and text not in ("bf16", "fp16"):
+        message = f"--communication {text} cannot be used with --precision fp16"
+        raise config_error(message, hint="give --precision bf16 or fp32")
+    return Communication(text, wrapped, optimizer, world, steps_per_epoch=steps_per_epoch)
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
@@ -240,7 +264,13 @@ def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Modu
 
 
 def _make_batches(
-    options: Options, world: World, data: ImageDataset | TextDataset, precision: Precision, *, batch_size: int
+    options: Options,
+    world: World,
+    data: ImageDataset | TextDataset,
+    precision: Precision,
+    balance: Balance,
+    *,
+    batch_size: int,
 ) -> BatchBuilder | TextBatches:
     if isinstance(data, TextDataset):
         refuse_image_options(options)
@@ -250,7 +280,7 @@ def _make_batches(
     else:
         normalise = normalisation_of_images(data.train.images_NHWC)
     normalise = normalise.to(world.device, precision.compute)
-    return make_batch_builder(options, data, world, normalise, batch_size=batch_size)
+    return make_batch_builder(options, data, world, normalise, batch_size=batch_size, shard_of=balance.shard_of)
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:

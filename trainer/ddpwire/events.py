@@ -73,6 +73,10 @@ KINDS: Mapping[str, str] = {
         "An epoch ended. Keys: epoch (from 1), loss, accuracy, images_per_s, evaluation_s, seconds (spent in steps)."
     ),
     "not_finite": "For the first time, a rank's loss or gradient is NaN or infinite. Keys: what (loss or gradient).",
+    "communication_chosen": (
+        "--communication auto has measured the first steps. Keys: way, expected_s (seconds per step of each way), "
+        "compute_s (per step), latency_s and bytes_per_s (of an all-reduce)."
+    ),
     "straggler": "A rank is slow. Keys: rank, node, ratio (its own step time divided by that of the others).",
     "straggler_gone": "The slow rank is as fast as the others again. Keys: as for straggler.",
     "stopping": "The ranks agreed to stop after a step. Keys: code (the exit code for the signal).",

@@ -24,7 +24,7 @@ FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT, OUTCOME)
 _WHOLE = (ENVIRONMENT, OUTCOME, NODE_LOG)  # files that a newer text replaces
 # Events that recur while ranks train. They are left out first: the others tell the phases of a run.
 _RECURRING = re.compile(r'"event": "(?:checkpoint_saved|epoch_ended|straggler|straggler_gone)"')
-_PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
+_PART = r"([0-9]{1,5})/([0-9]{1,5}) ([A-Za-z0-9+/=]+)$"
 LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
 RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
 LINE_BYTES = 1000

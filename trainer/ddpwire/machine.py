@@ -10,9 +10,9 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,19 +28,34 @@ MIN_MEMLOCK = 64 * MIB  # the minimum for the queues of an InfiniBand card
 MIG = "MIG-"  # how the entry of a GPU instance begins in CUDA_VISIBLE_DEVICES
 
 
+def cgroups(
+    controller: str, own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[Path]:
+    """Yield the folder of this process's cgroup for a controller, and those of its parents, of cgroup v2 and v1.
+
+    The last one is the root, as which a container sees its own cgroup. Some of the folders may not exist.
+    """
+    with contextlib.suppress(OSError):
+        for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
+            if controller in controllers.split(",") or not controllers:  # cgroup v1, or v2
+                group = PurePosixPath(path)
+                yield from (root / controllers / str(folder).lstrip("/") for folder in (group, *group.parents))
+
+
 def usable_cores() -> int:
-    """Return how many cores this process may use according to its affinity mask and the cgroup's quota.
+    """Return how many cores this process may use according to its affinity mask and the quotas of its cgroups.
 
     The result is at least 1.
     """
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
-    with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, int(quota) / int(period))
-    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no quota
-        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        if quota_us > 0:
-            cores = min(cores, quota_us / int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()))
+    for folder in cgroups("cpu"):
+        with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
+            quota, period = (folder / "cpu.max").read_text().split()
+            cores = min(cores, int(quota) / int(period))
+        with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no quota
+            quota_us = int((folder / "cpu.cfs_quota_us").read_text())
+            if quota_us > 0:
+                cores = min(cores, quota_us / int((folder / "cpu.cfs_period_us").read_text()))
     return max(1, int(cores))
 
 

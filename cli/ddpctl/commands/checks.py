@@ -17,8 +17,11 @@ from ddpctl.errors import UsageError
 from ddpctl.operations import check_job
 from ddpctl.operations.doctor import examine, lines
 from ddpctl.operations.launcher import open_context
+from ddpwire import communication
 
 DROP = 0.5  # a collective is reported if its busbw, divided by its busbw in the last bench, is below this value
+PARAMETERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3}
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
 
 
@@ -31,6 +34,15 @@ def bench(
         str | None,
         typer.Option("--sizes", metavar="64K,16M", help="The data sizes to measure [default: depends on the backend]."),
     ] = None,
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Also print the expected time of a step for each way of communication.")
+    ] = False,
+    parameters: Annotated[
+        str, typer.Option("--parameters", metavar="11.7M", help="With --advise: the number of the model's parameters.")
+    ] = "11.7M",
+    step: Annotated[
+        str, typer.Option("--step", metavar="200ms", help="With --advise: the time of a step on a single rank.")
+    ] = "200ms",
     as_json: Json = False,
     show: Annotated[
         bool, typer.Option("--show", help="Only draw what each collective does with the data of four ranks.")
@@ -43,6 +55,7 @@ def bench(
     if show:
         print("\n".join(drawings()))
         return
+    number, compute_s = read_quantity("--parameters", parameters, PARAMETERS), read_quantity("--step", step, TIMES)
     words = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
     command = ("-m", "ddpcheck", "bench", *words)
     request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file, "command": command})
@@ -51,10 +64,11 @@ def bench(
     context = open_context()
     before = check_job.last_result(context, request.target, "bench")
     print_line = (lambda _: None) if as_json else partial(print, flush=True)
-    _, result, lines = check_job.run_check(context, request, show=print_line)
+    _, result, lines = check_job.run_check(context, request, name="bench", show=print_line)
     check_job.keep_result(context, request.target, result, lines)
     result |= {"last": before} if before else {}
-    print_result(result, compared(result), as_json=as_json)
+    result |= {"advice": advice(result, number, compute_s)} if advise else {}
+    print_result(result, [*compared(result), *(advice_lines(result["advice"]) if advise else ())], as_json=as_json)
     raise typer.Exit(result["code"])
 
 
@@ -89,6 +103,53 @@ def compared(result: Mapping[str, Any]) -> list[str]:
             lines = [f"{line} ({ago(time.time() - last['time'])} ago; the median of the collectives)"]
             return [*lines, f"less than half of the last bench: {low}"] if low else lines
     return []
+
+
+def advice(result: Mapping[str, Any], num_parameters: float, compute_s: float) -> dict[str, Any]:
+    """Return what a step is expected to take with each way of communication, and what this is computed from."""
+    times_s = {row["bytes"]: row["seconds"] for row in result["collectives"] if row["collective"] == "all_reduce"}
+    link, shapes = communication.fit_link(result["ranks"], times_s), communication.matrices(num_parameters)
+    device = "cuda" if result["backend"] == "nccl" else "cpu"
+    ways = [
+        {
+            "way": str(way),
+            "seconds": communication.step_seconds(way, shapes, link, compute_s=compute_s, device=device),
+            "bytes": communication.sent_bytes(communication.exchanged_bytes(way, shapes), link.num_ranks),
+            "accuracy": communication.ACCURACY[way.kind],
+        }
+        for way in communication.ADVISED
+    ]
+    return {"parameters": num_parameters, "compute_s": compute_s, **vars(link), "ways": ways}
+
+
+def advice_lines(advice: Mapping[str, Any]) -> list[str]:
+    """Return a table of the result of `advice`."""
+    plain_s = advice["ways"][0]["seconds"]
+    rows = [
+        f"{way['way']:<12}{way['seconds']:>8.3g} s{plain_s / way['seconds']:>8.2f}{way['bytes'] / 1e6:>11.3g} MB"
+        f"   {way['accuracy']}"
+        for way in advice["ways"]
+    ]
+    speed = f"{advice['bytes_per_s'] / 1e6:.3g} MB/s after {advice['latency_s']:.2g} s"
+    size = (
+        f"{advice['parameters'] / 1e6:.3g} M parameters in float32, {advice['compute_s']:.3g} s of computation per step"
+    )
+    return [
+        "",
+        f"{size}, {advice['num_ranks']} ranks, all_reduce {speed}:",
+        f"{'WAY':<12}{'STEP':>10}{'SPEED':>8}{'SENT A STEP':>14}   ACCURACY (ddptrain --communication WAY)",
+        *rows,
+        "how this is computed: docs/slow_links.md",
+    ]
+
+
+def read_quantity(flag: str, text: str, units: Mapping[str, float]) -> float:
+    """Parse a number greater than 0 with one of ``units``, such as ``11.7M``. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)([A-Za-z]*)", text)
+    if not match or match[2] not in units or not float(match[1]):
+        known = ", ".join(filter(None, units))
+        raise UsageError(f"{flag}: {text!r} is not a number greater than 0, or its unit is not one of {known}")
+    return float(match[1]) * units[match[2]]
 
 
 def drawings() -> list[str]:

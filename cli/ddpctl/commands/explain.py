@@ -20,8 +20,9 @@ from ddpctl.operations.launcher import AppContext
 from ddpctl.runs.run_status import RunStatus, places_taken
 from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line
+from ddpctl.watch.timeline import read_environments
 from ddpwire.events import EVENTS, Event, read_events
-from ddpwire.run_files import DIAGNOSIS, NODE_LOG, PROFILE, diagnosis_file, parse_json, rank_log
+from ddpwire.run_files import DIAGNOSIS, ENVIRONMENT, NODE_LOG, PROFILE, diagnosis_file, parse_json, rank_log
 
 if TYPE_CHECKING:
     from ddpctl.diagnosis.explain import Explanation
@@ -69,11 +70,16 @@ def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation
         is_lost = outcome.cause == "node_lost"  # then no rank is known to have failed
         name, logs = diagnosis_file(outcome.attempt), () if outcome.rank is None else (rank_log(outcome.rank),)
         logs = (NODE_LOG,) if is_lost else logs
-        answers = launcher.probe(context, run, Probe(metrics=False, files=(name, EVENTS, *logs), max_bytes=MAX_BYTES))
+        answers = launcher.probe(
+            context, run, Probe(metrics=False, files=(name, EVENTS, ENVIRONMENT, *logs), max_bytes=MAX_BYTES)
+        )
         views = read_answers(answers, name) if outcome.has_diagnosis else []
         failed = [node.files for node in answers if node.node == outcome.node or not is_lost]
         text = next((files[log][-LOG_CHARS:] for files in failed for log in logs if log in files), None)
         explanation = explaining.explain_outcome(outcome, views, text, last_events(answers), run.job.world_size)
+        if outcome.cause == "config":
+            versions = explaining.explain_software(read_environments(answers))
+            return replace(explanation, evidence=(*versions, *explanation.evidence))
         lost = {
             node.node: node.outcome.node for node in state.nodes if node.outcome and node.outcome.cause == "node_lost"
         }

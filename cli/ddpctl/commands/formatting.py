@@ -38,7 +38,7 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     """Return the table of ``ddpctl ps``."""
     lines = [("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "LAUNCHED", "PROGRAM")]
     for run, state in rows:
-        code, size = "-" if state.code is None else str(state.code), f"{run.job.nodes} x {run.job.local_world_size}"
+        code, size = "-" if state.code is None else str(state.code), run.job.size
         launched = f"{ago(now - run.created)} ago"
         name, program = fit(run.name, spare=60), one_line(command_line(run.job))  # for STATE, EXIT and STEP
         lines.append((name, state.state, code, _steps(state), size, one_line(run.target), launched, program))
@@ -216,7 +216,9 @@ def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, 
         "created": run.created,
         "nodes": run.job.nodes,
         "gpus": run.job.gpus,
-        "ranks": run.job.local_world_size,
+        "ranks": [len(run.job.ranks_on(n)) for n in range(run.job.max_nodes)]
+        if run.job.is_uneven
+        else run.job.local_world_size,
         "program": command_line(run.job),
         "folder": run.folder,
         "checkpoint_dir": run.checkpoint_dir,

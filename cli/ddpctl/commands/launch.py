@@ -272,6 +272,11 @@ def request_of_flags(flags: Flags) -> Request:
         raise ConfigError(
             f"spares: not allowed with a target of kind {request.kind}, only with ssh and slurm", hint=hint
         )
+    if request.job.is_uneven and "uneven" not in targets.capabilities(request.kind):
+        raise ConfigError(
+            f"gpus: a list is not allowed with a target of kind {request.kind}, only with ssh and local",
+            hint="give one number, the same for all nodes",
+        )
     return replace(request, name=flags.get("name"))
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ddpctl import targets
 from ddpctl.commands.arguments import Json, print_result
-from ddpctl.commands.launch import PROGRAM, File, Gpus, Nodes, request_of_flags
+from ddpctl.commands.launch import PROGRAM, File, Gpus, Nodes, Target, request_of_flags
 from ddpctl.diagnosis.rehearsal import SCENARIOS, Row, judge
-from ddpctl.errors import UsageError
-from ddpctl.execution.interrupts import code_of
+from ddpctl.errors import DdpctlError, UsageError
+from ddpctl.job.launch_plan import Request
 from ddpctl.operations import rehearsal
 from ddpctl.operations.launcher import open_context
 from ddpctl.text import counted, format_duration
@@ -36,7 +37,7 @@ def rehearse(
     hang_timeout: Annotated[
         str | None, typer.Option("--hang-timeout", metavar="S", help="Longest time of a step; 0: any [default: 120].")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", "-t", metavar="T", help="Only local, so far.")] = None,
+    target: Target = None,
     file: File = None,
     as_json: Json = False,
     command: Annotated[
@@ -45,36 +46,60 @@ def rehearse(
 ) -> None:
     """Disturb a script as a cluster will, and say what it loses.
 
-    The unchanged script runs on CPU ranks of this machine, by default on 2 nodes of 2 ranks, again and again. Each time
-    something happens to it: a signal, a kill, a full disk. The exit code is 1 if a row of the table is a fault, and 69
-    if no step of the script was seen.
+    The unchanged script runs on CPU ranks of this machine, or of one machine of --target, by default on 2 nodes of 2
+    ranks, again and again. Each time something happens to it: a signal, a kill, a full disk. The exit code is 1 if a
+    row of the table is a fault, and 69 if no step of the script was seen.
     """
-    if target not in (None, "local"):
-        advice = f"log in to a machine of {target!r}, and run ddpctl rehearse there"
-        raise UsageError(f"--target {target}: a rehearsal runs on the CPUs of this machine: {advice}")
     scenarios = [*SCENARIOS] if only is None else only.split(",")
     if wrong := [name for name in scenarios if name not in SCENARIOS]:
         raise UsageError(f"--only: {wrong[0]!r} is not a disturbance: expected some of {', '.join(SCENARIOS)}")
-    flags: dict[str, Any] = {"target": "local", "nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks}
+    flags: dict[str, Any] = {"nodes": nodes or DEFAULT, "gpus": gpus or DEFAULT, "ranks": ranks}
     flags |= {"file": file, "hang_timeout": hang_timeout, "device": "cpu", "command": command or []}
-    flags |= {"spares": "0", "checkpoint_copies": "1"}  # this machine has neither
-    request = request_of_flags({name: value for name, value in flags.items() if value is not None})
+    flags |= {"spares": "0", "checkpoint_copies": "1"}  # one machine has neither
+    flags = {name: value for name, value in flags.items() if value is not None}
+    there, context = _find_target(flags, target), open_context()
+    request = request_of_flags(flags | {"target": "local" if there or target is None else target})
     if request.job.min_nodes < request.job.max_nodes:
         raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
+    if request.job.is_uneven:
+        raise UsageError(f"--gpus {gpus}: a rehearsal has the same number of ranks on each node: give one number")
+    if there and not target:
+        context.emit(f"rehearse: it runs on this machine; --target {there.target} runs it on a machine of that target")
     began = time.monotonic()
-    runs, interruption = rehearsal.rehearse(
-        open_context(), request, steps=steps, shared=shared, links=link or [], scenarios=scenarios
+    runs, interrupted = rehearsal.rehearse(
+        context, request, there if target else None, steps=steps, shared=shared, links=link or [], scenarios=scenarios
     )
-    rows, seconds = judge(runs, scenarios if interruption else ()), time.monotonic() - began
+    rows, seconds = judge(runs, scenarios if interrupted else ()), time.monotonic() - began
     verdicts = {row.id: row.verdict for row in rows}
     code: int = Exit.OK if verdicts.get("steps") == "ok" else Exit.UNAVAILABLE
     code = Exit.SCRIPT if "fault" in verdicts.values() else code
-    if interruption:
-        code = code_of(interruption)
+    if interrupted:
+        code = interrupted
         print("\nddpctl: the rehearsal was interrupted: what it did not run to the end is unknown", file=sys.stderr)
     result: dict[str, Any] = {"code": int(code), "seconds": round(seconds, 1), "rows": [asdict(row) for row in rows]}
     print_result(result, [table(rows, seconds, len(runs))], as_json=as_json)
     raise typer.Exit(int(code))
+
+
+def _find_target(flags: dict[str, Any], target: str | None) -> Request | None:
+    """Return a launch of one rank on ``target``, or on the default target if it is None. None: this machine.
+
+    Raises DdpctlError if the target cannot be used, and returns None if the default one cannot.
+    """
+    try:
+        request = request_of_flags(flags | {"target": target, "nodes": "1", "gpus": "1", "ranks": "1"})
+    except DdpctlError:
+        if target:
+            raise
+        return None
+    can = targets.capabilities(request.kind)
+    if "tethered" in can or ("interrupt" not in can and not target):
+        return None
+    if "interrupt" not in can:
+        reason = f"no signal can be sent to a rank of a target of kind {request.kind}, and Ctrl-C has to end it"
+        advice = f"run ddpctl rehearse on this machine, or in a shell on a machine of {target!r}"
+        raise UsageError(f"--target {target}: a rehearsal cannot run there: {reason}", hint=advice)
+    return request
 
 
 def table(rows: Sequence[Row], seconds: float, runs: int) -> str:

@@ -24,8 +24,10 @@ from ddpctl.diagnosis.rank_view import (
     place_of,
 )
 from ddpctl.text import format_duration, one_line
+from ddpwire import communication
 from ddpwire.events import Event
 from ddpwire.exits import STOPPED, Exit
+from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import COLLECTIVE_TIMEOUT, Outcome
 
 Cause = Literal[
@@ -54,6 +56,7 @@ HANG_S = 30.0  # a shorter wait is not reported as a hang
 # A warning of torch if the address of a node has no name (docs/troubleshooting.md).
 HARMLESS = re.compile(r"^.*\[c10d\] The hostname of the client socket cannot be retrieved\. err=.*\n?", re.MULTILINE)
 MAX_NAMED = 3  # ranks of which a sentence tells what they did
+MAX_VERSIONS = 20  # of packages that are not the same on all nodes
 LOG_LINES = 5  # how many lines at the end of the failed rank's log are shown
 NOT_YET = f". A wait of less than {HANG_S:g} s may be normal: a download, an evaluation or a checkpoint can cause it"
 NOT_BLOCKED = "is not blocked: it may be running an evaluation or polling in a loop"
@@ -64,6 +67,7 @@ MIN_SILENCE_S, MIN_VOLUME = 10.0, 1e6  # seconds and bytes; less is not mentione
 STRAGGLER_SHARE = 0.2  # share of the time in which only a straggler has not entered a collective
 STRAGGLER_LAST, MIN_COLLECTIVES = 0.8, 10  # share of the collectives in which a straggler is last
 MOSTLY, BUSY_LINK = 0.5, 0.8  # shares of the samples
+MAX_SHARE = 0.95  # of a step for communication; samples cannot show more
 SAME_SIZES = ("all_reduce", "broadcast", "reduce")  # each rank's input has the same size
 SEND_RECV = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
 
@@ -160,6 +164,25 @@ def explain_events(events: Sequence[Event]) -> list[Explanation]:
     apart = next((str(event.facts.get("message")) for event in events if event.event == "resumed_apart"), "")
     explanations = [Explanation(cause="resumed_apart", sentence=one_line(apart))] if apart else []
     return [*filter(None, [_not_finite(events)]), *explanations]
+
+
+def explain_software(environments: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Return a line for each version, such as that of a package, that is not the same on all nodes."""
+    software = {
+        node: {key: facts[key] for key in ("python", "NCCL", "image") if key in facts}
+        | dict(word.split("==", 1) for word in facts.get("packages", "").split())
+        for node, facts in sorted(environments.items())
+        if facts
+    }
+    lines = []
+    for name in sorted({name for versions in software.values() for name in versions}):
+        nodes: dict[str, list[int]] = {}
+        for node, versions in software.items():
+            nodes.setdefault(versions.get(name, "not installed"), []).append(node)
+        places = (f"{version} on node{'s' * (len(at) > 1)} {enumerate_ranges(at)}" for version, at in nodes.items())
+        lines += [one_line(f"{name} is {', '.join(places)}")] if len(nodes) > 1 else []
+    more = [f"{len(lines) - MAX_VERSIONS} other versions differ"] if len(lines) > MAX_VERSIONS else []
+    return lines[:MAX_VERSIONS] + more
 
 
 def _not_finite(events: Sequence[Event]) -> Explanation | None:
@@ -335,7 +358,7 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     is_of_run = any("another machine" not in pair for pair in bad)
     text = (
         f"the ranks wait for the network: data was in transit {between} nearly every time ddpctl looked; "
-        "see ddpctl bench"
+        f"see ddpctl bench{_faster_ways(ranks, max(busy.values(), default=0), world_size)}"
     )
     if is_cut:
         cause = "it is unknown whether the other machine belongs to the run"
@@ -344,6 +367,22 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         text = f"data {between} is retransmitted, but not acknowledged: {cause}; ranks have been waiting for "
         text += format_duration(waited_s)
     return Explanation(cause="network", sentence=text, fault=is_cut and is_of_run and waited_s >= HANG_S)
+
+
+def _faster_ways(ranks: Sequence[RankView], num_busy: int, world_size: int) -> str:
+    """Return how much faster a step would be in other ways of communication, if the ranks wait in an all-reduce.
+
+    In a share of the samples, data was in transit. This share of a step is taken for the exchange of the gradients.
+    """
+    if not any(view.waits_in and view.waits_in.op == "all_reduce" for view in ranks):
+        return ""
+    waiting = min(MAX_SHARE, num_busy / max(len(view.states) for view in ranks))
+    shapes, (plain, *others) = [communication.MATRIX], communication.CANDIDATES
+    sent = communication.sent_bytes(communication.exchanged_bytes(plain, shapes), world_size)
+    link = communication.Link(num_ranks=world_size, latency_s=0.0, bytes_per_s=sent / waiting)
+    seconds = {way: communication.step_seconds(way, shapes, link, compute_s=1 - waiting) for way in others}
+    ways = ", ".join(f"{way} {1 / way_s:.2g} times" for way, way_s in seconds.items())
+    return f" --advise. A step would be faster with ddptrain --communication (docs/slow_links.md): {ways}"
 
 
 def _send_recv(ranks: Sequence[RankView], world_size: int) -> Explanation | None:

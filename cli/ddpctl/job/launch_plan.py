@@ -99,14 +99,17 @@ def title(job: JobSpec) -> str:
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
     spares = f", with {counted(job.spares, 'spare')}" if job.spares else ""
-    return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}{spares}"
+    size = f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')}"
+    if job.is_uneven:
+        size = f"{counted(job.nodes, 'node')} with {job.size} ranks"
+    return f"{size} of {one_line(what)}{spares}"
 
 
 def unused_gpus(job: JobSpec) -> str:
     """Return a warning if ddptrain does not use all GPUs, and otherwise an empty string."""
-    if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
+    if job.device == "cpu" or job.ranks in (None, job.gpus) or program(job.command)[:2] != TRAINER:
         return ""
-    used = f"{job.local_world_size} of the {job.gpus} GPUs of a node"
+    used = f"{job.local_world_size} of the {job.max_gpus} GPUs of a node"
     return f"ddptrain uses one GPU per rank, so it uses only {used}; to use all of them, do not set ranks"
 
 
@@ -131,7 +134,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
     """
     return {
         names.NNODES: plan.job.nodes,
-        names.NPROC_PER_NODE: str(plan.job.local_world_size),
+        names.NPROC_PER_NODE: str(plan.job.ranks or plan.job.gpus_of(node)),
         names.NODE_RANK: str(node),
         names.NODE_MASTER_ADDR: addr,
         names.NODE_MASTER_PORT: port,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
 from ddpctl.job.values import Options, Rule, Table, Words, between, matching
-from ddpctl.text import either, quote
+from ddpctl.text import counted, either, quote
 from ddpwire import names
 from ddpwire.machine import MAX_PORT
 from ddpwire.run_files import NOTICE_EVENTS
@@ -142,6 +142,18 @@ COMMANDS = matching(r"[^\0]*\S[^\0]*", "a command must not be empty or contain a
 RUNTIME_ARGS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 
 
+def check_gpus(gpus: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    """Check that each number is from 1 to 64. Raises ValueError."""
+    numbers = gpus if isinstance(gpus, tuple) else (gpus,)
+    if not numbers or not all(1 <= number <= 64 for number in numbers):
+        raise ValueError("expected 1 to 64")
+    return gpus
+
+
+_NUMBER_OF_GPUS = {"type": "integer", "minimum": 1, "maximum": 64}
+GPUS = Rule(check_gpus, {"anyOf": [_NUMBER_OF_GPUS, {"type": "array", "items": _NUMBER_OF_GPUS, "minItems": 1}]})
+
+
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Check that no argument contains NUL, and that a script or module is named, no launcher. Raises ValueError."""
     if any("\0" in word for word in command):
@@ -170,8 +182,9 @@ class JobSpec(Options):
     """Number of nodes: N, or MIN:MAX to start with fewer nodes if not all join in time."""
     spares: Annotated[int, between(0, 4999)] = 0
     """Additional machines that wait to take the place of a lost node, fewer than nodes; on SSH hosts and Slurm."""
-    gpus: Annotated[int, between(1, 64)] = 1
-    """GPUs per node, with one rank each. On machines without GPUs: ranks per node."""
+    gpus: Annotated[int | tuple[int, ...], GPUS] = 1
+    """GPUs per node, with one rank each; on the targets ssh and local also a list with the number of each node, such as
+    [4, 4, 2]. On machines without GPUs: ranks per node."""
     ranks: Annotated[int, between(1, 64)] | None = None
     """Ranks per node, a divisor of gpus; each sees all GPUs of its node. null: one rank per GPU."""
     device: Device = "auto"
@@ -233,9 +246,43 @@ class JobSpec(Options):
     limit."""
 
     @property
+    def max_gpus(self) -> int:
+        """The number of GPUs of a node, or the largest one if they differ."""
+        return max(self.gpus) if isinstance(self.gpus, tuple) else self.gpus
+
+    def gpus_of(self, node: int) -> int:
+        """Return the number of GPUs of a node. A spare has the largest number, so that it can replace any node."""
+        return self.gpus[node] if isinstance(self.gpus, tuple) and node < self.max_nodes else self.max_gpus
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs of all nodes."""
+        return sum(self.gpus) if isinstance(self.gpus, tuple) else self.max_nodes * self.gpus
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the nodes have their own numbers of GPUs."""
+        return isinstance(self.gpus, tuple)
+
+    @property
     def local_world_size(self) -> int:
-        """The number of ranks per node."""
-        return self.ranks or self.gpus
+        """The number of ranks per node, or the largest one if they differ."""
+        return self.ranks or self.max_gpus
+
+    def ranks_on(self, node: int) -> range:
+        """Return the ranks of a node while all nodes run. A spare may have the ranks of any node."""
+        if node >= self.max_nodes:
+            return range(self.world_size)
+        before = self.gpus[:node] if isinstance(self.gpus, tuple) and not self.ranks else ()
+        first = sum(before) or node * self.local_world_size
+        return range(first, first + (self.ranks or self.gpus_of(node)))
+
+    @property
+    def size(self) -> str:
+        """The numbers of nodes and ranks, such as ``2 x 4`` or ``4+4+2``."""
+        if not self.is_uneven:
+            return f"{self.nodes} x {self.local_world_size}"
+        return "+".join(str(len(self.ranks_on(node))) for node in range(self.max_nodes))
 
     @property
     def max_machines(self) -> int:
@@ -245,11 +292,15 @@ class JobSpec(Options):
     @property
     def world_size(self) -> int:
         """The number of ranks on all nodes, if all nodes join."""
-        return self.max_nodes * self.local_world_size
+        return self.max_nodes * self.ranks if self.ranks else self.num_gpus
 
     def problems(self) -> Iterable[tuple[str, str]]:
         """Yield the key and an error message for each invalid combination of settings."""
-        if self.ranks is not None and self.gpus % self.ranks:
+        if isinstance(self.gpus, tuple) and len(self.gpus) != self.max_nodes:
+            yield "job.gpus", f"{counted(len(self.gpus), 'number')} for {self.nodes} nodes: give one for each node"
+            return
+        uneven = {gpus for gpus in map(self.gpus_of, range(self.max_nodes)) if self.ranks and gpus % self.ranks}
+        if uneven:
             todo = "set ranks to a divisor of gpus, or leave it out for one rank per GPU"
             if self.device == "cpu":
                 todo = (
@@ -258,7 +309,7 @@ class JobSpec(Options):
                 )
             yield (
                 "job.ranks",
-                f"gpus ({self.gpus}) is not divisible by {self.ranks}, the number of ranks per node: {todo}",
+                f"gpus ({min(uneven)}) is not divisible by {self.ranks}, the number of ranks per node: {todo}",
             )
         if self.spares and (self.min_nodes < self.max_nodes or self.spares >= self.max_nodes):
             is_fixed = self.min_nodes == self.max_nodes

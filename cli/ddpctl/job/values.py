@@ -84,6 +84,8 @@ def _read_number(base: type, value: str) -> int | float:
 def _read(base: Any, optional: bool, value: Any) -> Any:
     """Convert a value from the file or a flag to what pydantic takes for a type. Raises ValueError."""
     kind = get_origin(base) or base
+    if kind is types.UnionType:
+        return _read_numbers(base, value)
     if is_null(value) and (optional or kind in (tuple, Mapping)):
         return None if optional else () if kind is tuple else {}
     if base == Mapping[str, Any]:
@@ -101,6 +103,16 @@ def _read(base: Any, optional: bool, value: Any) -> Any:
     if kind in (int, float) and isinstance(value, bool):
         raise ValueError(f"{value} is not {words_of(base)}")
     return _read_number(base, value) if kind in (int, float) and isinstance(value, str) else value
+
+
+def _read_numbers(base: Any, value: Any) -> Any:
+    """Convert a whole number, or a list of them, which a flag separates by commas. Raises ValueError."""
+    if isinstance(value, str) and not isinstance(value, Text) and "," in value:
+        value = value.split(",")
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, dict | list) for item in items):
+        raise ValueError(f"takes {words_of(base)}, not {kind_of(value)}")
+    return [_read(int, False, item) for item in value] if isinstance(value, list) else _read(int, False, value)
 
 
 # Types. Pydantic calls the methods __get_pydantic_..._schema__ of the objects in a type ``Annotated[...]``.
@@ -227,7 +239,8 @@ class Options:
 def _split(hint: Any) -> tuple[Any, bool]:
     """Return a type without its notes and without None, and whether it allows None."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    base = next(part for part in parts if part is not types.NoneType)
+    base, *others = (part for part in parts if part is not types.NoneType)
+    base = hint if others else base
     return getattr(base, "__origin__", base) if hasattr(base, "__metadata__") else base, types.NoneType in parts
 
 
@@ -243,7 +256,14 @@ def record_of(base: Any) -> Any:
     return next((part for part in get_args(base) if is_dataclass(part)), None)
 
 
-_WORDS = {int: "a whole number", float: "a number", bool: "a truth value", str: "text", tuple: "a list such as [a, b]"}
+_WORDS = {
+    types.UnionType: "a whole number or a list such as [4, 2]",
+    int: "a whole number",
+    float: "a number",
+    bool: "a truth value",
+    str: "text",
+    tuple: "a list such as [a, b]",
+}
 
 
 def words_of(base: Any) -> str:
@@ -273,6 +293,8 @@ def from_record(cls: type, record: Mapping[str, Any]) -> Any:
 def _holds(base: Any, value: Any) -> bool:
     """Return whether a value from JSON has a type."""
     kind, items = get_origin(base) or base, get_args(base)
+    if kind is types.UnionType:
+        return any(_holds(part, value) for part in items)
     if kind is tuple:
         return isinstance(value, list | tuple) and all(_holds(items[0], item) for item in value)
     if kind is Mapping:

@@ -50,7 +50,7 @@ MANIFEST: Table = {
     "container.resources.*.*, container.*, template.*": key("target.pod"),
 }  # fmt: skip
 WHOLE = ("job.command", "job.env", "target.pod", PATCH.text)
-HOSTFILE: Table = {"HOST": key("target.hosts"), "slots": key("job.gpus", "the smallest number of all hosts")}
+HOSTFILE: Table = {"HOST": key("target.hosts"), "slots": key("job.gpus", "of each host")}
 ACCELERATE: Table = {
     "num_machines": key("job.nodes", "all of them this machine, unless another target is chosen"),
     "main_process_port": key("job.port"), "machine_rank, main_process_ip, rdzv_backend, same_network": RENDEZVOUS,
@@ -100,10 +100,11 @@ def migrate(path: Path, kinds: Kinds) -> Migration:
 
 def _read_hostfile(hosts: list[tuple[int, str, int]], migration: Migration) -> None:
     entries = [{"address": host, "gpus": slots} for _, host, slots in hosts]
-    for line, host, slots in sorted(hosts, key=lambda host: host[2]):  # all nodes have the smallest number of ranks
-        migration.add(line, host, "target.hosts", entries)
-        migration.add(line, f"slots={slots}", "job.gpus", str(slots))
+    counts = [slots for _, _, slots in hosts]
     migration.add(hosts[0][0], f"{len(hosts)} hosts", "job.nodes", str(len(hosts)))
+    for line, host, slots in hosts:
+        migration.add(line, host, "target.hosts", entries)
+        migration.add(line, f"slots={slots}", "job.gpus", counts if len({*counts}) > 1 else str(slots))
     migration.add(hosts[0][0], "the Python of the hosts", "target.runtime", "none")
 
 

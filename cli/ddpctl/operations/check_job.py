@@ -1,4 +1,6 @@
-"""Launches a check (ddpcheck) as a run, prints the output of rank 0, reads the result, and removes the run.
+"""Launches a check as a run, prints the output of rank 0, reads the result, and removes the run.
+
+A check is a module of ddpcheck, or a rehearsal.
 
 The newest result for each target is saved, so that the next result can be compared with it.
 """
@@ -39,17 +41,16 @@ class NoResultError(DdpctlError):
 
 
 def run_check(
-    context: AppContext, request: Request, *, show: Callable[[str], None]
+    context: AppContext, request: Request, *, name: str, show: Callable[[str], None], time_limit: str = TIME_LIMIT
 ) -> tuple[Run, dict[str, Any], list[str]]:
-    """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
+    """Launch ``request``, whose command prints a record with ``--record``, and wait for its end. Raises DdpctlError.
 
     Return the run, its result as data, and the lines that rank 0 printed for the user. ``show`` is called with each of
     these lines. Ctrl-C stops the run, as in an attached launch. The run is removed if it has a result or was stopped.
     """
-    name = request.job.command[2]
     command = (*request.job.command, "--record")
     job = replace(
-        request.job, command=command, name=name, max_restarts=0, time_limit=TIME_LIMIT, checkpoint_copies=1, spares=0,
+        request.job, command=command, name=name, max_restarts=0, time_limit=time_limit, checkpoint_copies=1, spares=0,
         notify=(),
     )  # fmt: skip
     quiet = replace(context, emit=lambda _: None)
@@ -58,7 +59,9 @@ def run_check(
     output = _Output(show, prefix="" if job.world_size == 1 else r"\[node[0-9]+ rank0\] ")
     context.executor.filter_stdout(output)
     _, code = launcher.follow(context, run, launched=True)
-    result = log_record.unpack_result("\n".join(output.record)) if code == 0 else None
+    result = log_record.unpack_result("\n".join(output.record))
+    if code and not (result and result.get("signal")):  # a check that a signal has ended may have a part of its result
+        result = None
     state = launcher.status(context, (run,))[0]  # has the message, which follow() omits because it is in the log
     if result or state.state == "stopped":
         try:

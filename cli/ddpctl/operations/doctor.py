@@ -46,7 +46,8 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
         if not refused or (not ready and isinstance(error, ConfigError)):
             raise
         if ready:
-            job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)))
+            least = min(map(request.job.gpus_of, range(request.job.max_nodes)))
+            job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)), gpus=least)
             options = targets.make(request.kind, request.options).without({*refused} - {*ready}, job)
             run, answer = _run(context, replace(request, job=job, options=options))
     examined = launcher.target_of(run).machines(run) if run else ()
@@ -65,7 +66,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
     """Return the run and the doctor's result. If a node prevented the start of ddprun, the result is its message."""
     try:
-        run, result, _ = check_job.run_check(context, request, show=lambda _: None)
+        run, result, _ = check_job.run_check(context, request, name="doctor", show=lambda _: None)
     except check_job.NoResultError as error:
         if error.outcome is None or error.outcome.node is None:
             raise

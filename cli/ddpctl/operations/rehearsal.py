@@ -1,114 +1,90 @@
-"""Runs a rehearsal: gives the project to ``python -m ddprun.rehearsal``, and returns the facts of its runs."""
+"""Runs a rehearsal: gives the project to ``python -m ddprun.rehearsal``, and returns the facts of its runs.
 
-import fcntl
+On another target, this program is the only rank of a run.
+"""
+
 import json
 import math
-import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddpctl.command import Command, once
-from ddpctl.errors import ConfigError, NoInputError, UnavailableError, writing
-from ddpctl.files.images import human_size
+from ddpctl.errors import UnavailableError, writing
+from ddpctl.execution.interrupts import code_of
 from ddpctl.files.project_files import LIST_ARGV, MAX_BYTES
 from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
+from ddpctl.operations.check_job import run_check
 from ddpctl.operations.launcher import AppContext
+from ddpwire.exits import Exit
 from ddpwire.run_files import parse_json
+from ddpwire.work_folder import PLAN, work_folder
 
 TIME_LIMIT_S = 3600.0
-END_S, POLL_S = 10.0, 0.1  # for processes that are being killed
 DEFAULT_GRACE_S, DEFAULT_IDLE_S = 30.0, 120.0
-PREFIX, PLAN = "ddpctl-rehearse-", "plan.json"
 
 
 def rehearse(
-    context: AppContext, request: Request, *, steps: int, shared: bool, links: Sequence[str], scenarios: Sequence[str]
-) -> tuple[list[dict[str, Any]], KeyboardInterrupt | None]:
+    context: AppContext,
+    request: Request,
+    there: Request | None,
+    *,
+    steps: int,
+    shared: bool,
+    links: Sequence[str],
+    scenarios: Sequence[str],
+) -> tuple[list[dict[str, Any]], int]:
     """Run the scenarios, with progress on stderr, and return the facts of each run. Raises DdpctlError.
 
-    After Ctrl-C, return the facts of the scenarios that were run to their end, and the exception. Nothing is left.
+    ``there`` is a launch of one rank on another target: the scenarios are run on its machine, else on this one. Also
+    return the exit code of Ctrl-C, or 0. After Ctrl-C, the facts are those of the scenarios that were run to their
+    end. Nothing is left.
     """
-    job, cwd, python = request.job, Path.cwd(), getattr(request.options, "python", "") or sys.executable
-    context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
+    job, cwd = request.job, Path.cwd()
     command, script = [*program(job.command)], script_of(job.command)
-    for name in filter(None, (script, *links)):
-        if not (cwd / name).exists():
-            raise NoInputError(f"{name}: no such file in {cwd}")
     if script and Path(script).is_relative_to(cwd):
         command[0] = str(Path(script).relative_to(cwd))  # that of the copy
-    plan: dict[str, Any] = {"project": str(cwd), "files": _files(context, links), "links": [*links], "command": command}
+    plan: dict[str, Any] = {"links": [*links], "command": command, "env": [*job.env]}
     plan |= {
         "nodes": job.max_nodes,
-        "gpus": job.gpus,
+        "gpus": job.max_gpus,
         "ranks": job.local_world_size,
         "grace_s": job.grace or DEFAULT_GRACE_S,
     }
     plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     plan["idle_s"] = DEFAULT_IDLE_S if job.hang_timeout is None else job.hang_timeout or math.inf
-    with _work_folder(plan) as work:
+    is_copy = there is not None and getattr(there.options, "project", "") == "sync"  # it has no other files
+    plan |= {"list": [] if is_copy else LIST_ARGV, "max_bytes": MAX_BYTES}
+    if there:
+        command = ["-m", "ddprun.rehearsal", json.dumps(plan)]
+        checked = replace(there, name=None, job=replace(there.job, command=tuple(command), hang_timeout=0))
+        limit = f"{TIME_LIMIT_S:.0f}s"
+        _, result, _ = run_check(context, checked, name="rehearse", show=context.emit, time_limit=limit)
+        return result["runs"], 128 + result["signal"] if result["signal"] else 0
+    python = getattr(request.options, "python", "") or sys.executable
+    context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
+    with ExitStack() as stack:
+        with writing(tempfile.gettempdir()):
+            work = stack.enter_context(work_folder(plan))
         argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / PLAN))
         env = {**job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
         runs: Any = []
-        interruption, end = None, ""
+        code = 0
         try:
             run = Command(argv=argv, env=env, mode="stream", timeout_s=TIME_LIMIT_S)
-            end = context.executor.perform(once(run)).last_line()
+            output = context.executor.perform(once(run))
         except KeyboardInterrupt as error:
-            interruption = error
+            code = code_of(error)
         with suppress(OSError, ValueError):
             runs = parse_json((work / "facts.json").read_bytes())
-        if not runs and not interruption:
-            raise UnavailableError(f"the rehearsal has no result: {end}")
-        return runs, interruption
-
-
-@contextmanager
-def _work_folder(plan: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a temporary folder with the plan in it, and remove it at the end, with those of processes that were killed.
-
-    The lock of a plan shows that its owner is alive.
-    """
-    with writing(tempfile.gettempdir()), ExitStack() as stack:
-        work = Path(tempfile.mkdtemp(prefix=PREFIX))
-        stack.callback(_remove, work)
-        own = stack.enter_context((work / PLAN).open("w"))
-        fcntl.flock(own, fcntl.LOCK_EX)
-        own.write(json.dumps({"work": str(work), **plan}))
-        own.flush()
-        kept = stack.pop_all()
-    for path in work.parent.glob(f"{PREFIX}*/{PLAN}"):
-        with suppress(OSError), path.open() as abandoned:
-            fcntl.flock(abandoned, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if abandoned.read(1):  # else its owner is about to lock it
-                shutil.rmtree(path.parent, ignore_errors=True)
-    with kept:
-        yield work
-
-
-def _remove(work: Path) -> None:
-    deadline = time.monotonic() + END_S
-    while work.exists() and time.monotonic() < deadline:  # after Ctrl-C, ranks are about to end
-        shutil.rmtree(work, ignore_errors=True)
-        time.sleep(POLL_S * work.exists())
-
-
-def _files(context: AppContext, links: Sequence[str]) -> list[str]:
-    """Return the project's files that each node gets. Raises ConfigError if they are too large."""
-    listing = context.executor.perform(once(Command(argv=LIST_ARGV, cwd=str(Path.cwd()))))
-    listing.check("cannot list the project's files")
-    project: Any = parse_json(listing.stdout)
-    is_linked = [name for name in project["sizes"] if any(Path(name).is_relative_to(link) for link in links)]
-    sizes = {name: size for name, size in project["sizes"].items() if name not in {*is_linked}}
-    if (total := sum(sizes.values())) > MAX_BYTES:
-        largest = max(sizes, key=lambda name: sizes[name]).partition("/")[0]
-        too_large = f"the project has {human_size(total)}; each node gets a copy of at most {human_size(MAX_BYTES)}"
-        raise ConfigError(too_large, hint=f"name data that is only read, such as --link {largest}")
-    for line in project["left_out"]:
-        if not any(link in line for link in links):
-            context.emit(f"rehearse: not copied for the nodes: {line}; --link PATH shares what is only read")
-    return list(sizes)
+        if not runs and not code:
+            failure = UnavailableError(f"the rehearsal has no result: {output.last_line()}")
+            failure.code = (
+                Exit(output.returncode) if output.returncode in (Exit.NO_INPUT, Exit.CONFIG) else failure.code
+            )
+            raise failure
+        return runs, code

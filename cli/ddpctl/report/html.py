@@ -138,6 +138,7 @@ def environments_table(
     for node, facts in sorted(environments.items()):
         shown = {one_line(key): one_line(value) for key, value in secrets.redact_mapping(facts, known).items()}
         hosts[node] = shown.pop("host", "?")
+        shown.pop("packages", None)  # ddpctl explain names those that differ
         groups.setdefault(tuple((_NAMES.get(key, key), value) for key, value in shown.items()), []).append(node)
     keys = dict.fromkeys(key for facts in groups for key, _ in facts)
     return {
@@ -161,7 +162,7 @@ def configuration_table(run: Run, values: Iterable[str]) -> dict[str, str]:
         ):
             continue
         name = "ranks" if item.name == "gpus" and job.device == "cpu" else item.name
-        shown[name] = ", ".join(value) if isinstance(value, tuple) else str(value)
+        shown[name] = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     shown |= {f"env {key}": value for key, value in secrets.redact_mapping(job.env, known).items()}
     shown |= {"target": run.target if run.target == run.kind else f"{run.target} ({run.kind})"}
     options = {key: value for key, value in run.options.items() if value not in (None, "", [], {}, ())}

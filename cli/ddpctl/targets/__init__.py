@@ -104,15 +104,15 @@ class LogQuery:
 
     def files(self, run: Run) -> dict[int, dict[str, str]]:
         """Return the log files of each requested node. The name of a file is mapped to the prefix of its lines."""
-        first_spare, num = run.job.max_nodes, run.job.local_world_size  # a spare may have taken the place of any node
-        nodes = [node for node in range(run.job.max_machines) if not self.nodes or node in self.nodes]
-        ranks = {node: [r for r in self.ranks if r // num == node or node >= first_spare] for node in nodes}
-        return {node: self._files(node, ranks[node], num) for node in nodes if ranks[node] or not self.ranks}
+        every = {node: run.job.ranks_on(node) for node in range(run.job.max_machines)}
+        nodes = [node for node in every if not self.nodes or node in self.nodes]
+        ranks = {node: [rank for rank in self.ranks if rank in every[node]] for node in nodes}
+        return {node: self._files(node, ranks[node], every[node]) for node in nodes if ranks[node] or not self.ranks}
 
-    def _files(self, node: int, ranks: list[int], num_ranks: int) -> dict[str, str]:
+    def _files(self, node: int, ranks: list[int], every: range) -> dict[str, str]:
         if not self.timestamps:
             return {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
-        names = [timed_log(rank) for rank in ranks or (None, *range(node * num_ranks, (node + 1) * num_ranks))]
+        names = [timed_log(rank) for rank in ranks or (None, *every)]
         if self.tail is None and not self.follow:
             names += [name.replace(".log", ".1.log") for name in names]  # their earlier lines
         return dict.fromkeys(names, "")
@@ -137,6 +137,7 @@ Capability = Literal[
     "sweep",  # ddpctl finds what a run has left behind by the run's name, even if the run's record does not list it
     "wait",  # a launch can wait for free GPUs before its nodes start
     "tethered",  # the nodes of an attached launch end when its ddpctl ends
+    "uneven",  # its nodes can have different numbers of GPUs
 ]
 
 StopSignal = Literal["INT", "TERM", "KILL"]

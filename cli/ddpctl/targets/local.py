@@ -5,6 +5,7 @@ machine's GPUs. On a machine without GPUs, the ranks use the CPU and gloo. The c
 prints the state and the logs of nodes, sends signals and finds a free port.
 """
 
+import itertools
 import json
 import os
 import shlex
@@ -62,7 +63,7 @@ class LocalTarget(Target):
     """The target local, whose nodes are processes of this machine."""
 
     kind = "local"
-    capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
+    capabilities = frozenset[Capability]({"interrupt", "stop", "tethered", "uneven"})
 
     def __init__(self, options: LocalOptions, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(options, environ)
@@ -224,7 +225,7 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
     Raises ConfigError if several ranks would use MIG instances, or if there are too few GPUs. In the second case, the
     error has the fields ``gpus_needed`` and ``gpus_found``.
     """
-    need = job.max_nodes * job.gpus
+    need = job.num_gpus
     if job.device == "cpu" or (job.device == "auto" and not gpus):
         return ()
     if need > 1 and gpus and gpus[0].startswith(MIG):
@@ -237,18 +238,21 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
             gpus_needed=need,
             gpus_found=len(gpus),
         )
-    return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
+    free = iter(gpus)
+    return tuple(tuple(itertools.islice(free, job.gpus_of(node))) for node in range(job.max_nodes))
 
 
 _ON_MIG = "CUDA_VISIBLE_DEVICES names MIG instances, but only a job with one GPU can use a MIG instance"
 
 
 def _asked(job: JobSpec) -> str:
+    if isinstance(job.gpus, tuple):
+        return f"nodes with {' + '.join(map(str, job.gpus))} GPUs"
     return f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
 
 
 def _needed(job: JobSpec) -> str:
-    return f"the job needs {counted(job.max_nodes * job.gpus, 'GPU')} ({_asked(job)})"
+    return f"the job needs {counted(job.num_gpus, 'GPU')} ({_asked(job)})"
 
 
 def _unusable_python(python: str, output: Output) -> UnavailableError:
@@ -270,11 +274,10 @@ def _unusable_python(python: str, output: Output) -> UnavailableError:
 def render_script(plan: Plan, python: str) -> str:
     """Return the job as a bash script that does not need ddpctl."""
     job = plan.job
-    need = job.max_nodes * job.gpus
+    need, counts = job.num_gpus, " ".join(str(job.gpus_of(node)) for node in range(job.max_nodes))
     exports = {
         **job_env.pack({name: value for name, value in job.env.items() if name != CUDA_VISIBLE_DEVICES}),
         names.NNODES: job.nodes,
-        names.NPROC_PER_NODE: str(job.local_world_size),
         names.NODE_MASTER_ADDR: LOOPBACK,
     }
     if CUDA_VISIBLE_DEVICES in job.env:  # the script divides these GPUs among the nodes
@@ -319,11 +322,13 @@ if ((${{#_ddp_gpus[@]}} > 0 && ${{#_ddp_gpus[@]}} < {need})); then
 fi
 
 _ddp_pids=()
+_ddp_counts=({counts})
 trap 'kill -TERM "${{_ddp_pids[@]}}" 2>/dev/null || true' TERM
 trap : INT # the terminal also sends Ctrl-C to the nodes
 for ((_ddp_node = 0; _ddp_node < {job.max_nodes}; _ddp_node++)); do
-  _ddp_share=("${{_ddp_gpus[@]:_ddp_node * {job.gpus}:{job.gpus}}}")
+  _ddp_share=("${{_ddp_gpus[@]::_ddp_counts[_ddp_node]}}") _ddp_gpus=("${{_ddp_gpus[@]:_ddp_counts[_ddp_node]}}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${{_ddp_share[*]}}") {names.NODE_RANK}=$_ddp_node \\
+    {names.NPROC_PER_NODE}={job.ranks or "${_ddp_counts[_ddp_node]}"} \\
     {shlex.quote(python)} -P -m ddprun {shlex.join(ddprun_args(plan))} &
   _ddp_pids+=("$!")
 done

@@ -365,7 +365,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
             nodes=run.job.max_nodes,
             history=history,
         ),
-        environments={answer.node: _environment(answer) for answer in answers if ENVIRONMENT in answer.files},
+        environments=read_environments(answers),
         last_lines=last_lines,
         last_lines_of=last_lines_of,
         silent=tuple(f"node {answer.node}: {answer.failure}" for answer in answers if answer.failure),
@@ -398,10 +398,16 @@ def _last_output(context: AppContext, run: Run, status: RunStatus) -> tuple[str,
     return who, answer.files[name]
 
 
-def _environment(answer: ProbeResult) -> Mapping[str, str]:
-    with suppress(ValueError, AttributeError, RecursionError):
-        return {str(key): str(value) for key, value in json.loads(answer.files[ENVIRONMENT]).items()}
-    return {}
+def read_environments(answers: Sequence[ProbeResult]) -> dict[int, dict[str, str]]:
+    """Return the machine and the software of each node that has recorded them. They are empty if unreadable."""
+    environments: dict[int, dict[str, str]] = {}
+    for answer in answers:
+        if ENVIRONMENT in answer.files:
+            environments[answer.node] = {}
+            with suppress(ValueError, AttributeError, RecursionError):
+                facts = json.loads(answer.files[ENVIRONMENT])
+                environments[answer.node] = {str(key): str(value) for key, value in facts.items()}
+    return environments
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 import pytest
 from tests.contract.ddpctl.worlds import Slurm, World
+from tests.messages import assert_names
+
+from ddpwire.exits import Exit
 
 Worlds = Callable[[str], World]
 TARGETS = ("local", "ssh", "slurm", "kubernetes")
@@ -29,6 +32,35 @@ def test_an_attached_launch_prints_the_ranks_lines_and_ends_with_their_code(kind
     )
     assert [there.outcome(node)["cause"] for node in (0, 1)] == ["ok", "ok"]
     there.wait_for(lambda: not there.processes())  # tail looks once a second whether its shell has ended
+
+
+@pytest.mark.parametrize("kind", ["local", "ssh"])
+def test_nodes_with_different_numbers_of_ranks_are_right_in_every_verb(kind: str, world: Worlds) -> None:
+    there = world(kind)
+    script = ("train.py", "ranks=2,1", "steps=1", "wait=go")
+    done = there.ddpctl("launch", "--detach", "--name", "night", "--gpus", "2,1", "--", *script)
+    assert done.returncode == 0, done.stderr
+    there.wait_for(lambda: there.has(0, "rank-1.log", "step 1") and there.has(1, "rank-2.log", "step 1"))
+    status = there.json("status", "night")
+    assert (status["gpus"], status["ranks"], status["nodes"]) == ([2, 1], [2, 1], "2")
+    for rank, node in ((0, 0), (1, 0), (2, 1)):
+        logs = there.ddpctl("logs", "night", "--rank", str(rank)).stdout.splitlines()
+        assert logs == [f"[node{node} rank{rank}] step 1"]
+    assert "[node1 rank2] step 1" in there.ddpctl("logs", "night", "--timestamps", "--node", "1").stdout
+    assert there.ddpctl("logs", "night", "--rank", "3").returncode == Exit.NO_INPUT
+    assert "2+1" in there.ddpctl("ps").stdout
+    for verb in (("explain", "night"), ("timeline", "night"), ("report", "night", "-o", "page.html")):
+        assert there.ddpctl(*verb).returncode == 0
+    assert "2, 1" in (there.folder / "page.html").read_text()
+    there.go()
+    there.wait_for(there.is_over)
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kubernetes"])
+def test_a_target_whose_nodes_are_equal_refuses_different_numbers(kind: str, world: Worlds) -> None:
+    done = world(kind).ddpctl("launch", "--gpus", "2,1", "--", "train.py")
+    assert done.returncode == Exit.CONFIG
+    assert_names(done.stderr, kind, "gpus")
 
 
 # Every cause on one target, and one on every target that has processes of its own.

@@ -233,7 +233,7 @@ class Ssh(World):
 
     def prepare(self) -> None:
         for name in ("capture", "stream", "hand_over"):
-            self.monkeypatch.setattr(executor.Remote, name, lambda _, command: self.on_host(command))
+            self.monkeypatch.setattr(executor.Remote, name, lambda remote, command: self.on_host(command, remote.keep))
         for host in ("box0", "box1"):
             (self.folder.parent / host).mkdir()
             (self.folder.parent / host / "train.py").touch()
@@ -256,7 +256,7 @@ class Ssh(World):
         if state == "unknown":
             self.unplug("box0", "box1")
 
-    def on_host(self, command: Command) -> Output:
+    def on_host(self, command: Command, keep: Callable[[bytes], bytes]) -> Output:
         assert command.host is not None
         home = self.folder.parent / command.host.address
         if not home.is_dir():
@@ -274,7 +274,7 @@ class Ssh(World):
             text=True, timeout=120,
         )  # fmt: skip
         if command.mode == "stream":
-            sys.stdout.write(done.stdout)
+            sys.stdout.write(keep(done.stdout.encode()).decode())
         return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     def go(self) -> None:

@@ -1,5 +1,6 @@
 """The nodes meet, or say why they do not."""
 
+import json
 import os
 import re
 import signal
@@ -13,15 +14,39 @@ from ddpwire.run_files import Outcome
 
 def test_nodes_that_do_not_match_are_refused_on_both_with_both_values(runs):
     port = runs.free_port()
-    second = runs.start(
-        "act.py", node=1, nodes="2", port=port, env={"DDP_IMAGE": "train:1"}, options=("--nproc-per-node", "2")
-    )
+    second = runs.start("act.py", node=1, nodes="2", port=port, env={"DDP_IMAGE": "train:1"})
     first = runs.start("act.py", node=0, nodes="2", port=port, env={"DDP_IMAGE": "train:2"})
     assert (first.end(), second.end()) == (78, 78)
     assert (first.outcome().cause, second.outcome().cause) == ("config", "config")
     assert first.outcome().message == second.outcome().message
-    for value in ("train:1 on node 1", "train:2 on node 0", "2 on node 1", "1 on node 0"):
+    for value in ("train:1 on node 1", "train:2 on node 0"):
         assert value in first.outcome().message
+
+
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+
+
+def test_nodes_may_have_different_numbers_of_ranks(runs):
+    """As under torchrun: tests/nightly/e2e/test_torchrun_table.py compares all variables."""
+    port, counts = runs.free_port(), (2, 1)
+    nodes = [
+        runs.start("say.py", node=node, nodes="2", port=port, options=("--nproc-per-node", str(count)))
+        for node, count in enumerate(counts)
+    ]
+    assert [node.end() for node in nodes] == [0, 0]
+    seen = [json.loads(nodes[node].log(rank).partition("\n")[0])["env"] for rank, node in enumerate((0, 0, 1))]
+    expected = ["0 0 3 2 0 2 0", "1 1 3 2 0 2 1", "2 0 3 1 1 2 2"]
+    assert [" ".join(env[name] for name in PLACE) for env in seen] == expected
+    for node in nodes:
+        assert "ddp_world_size_expected 3.0" in (node.folder / "metrics.prom").read_text()
+
+
+def test_a_debugged_rank_that_no_node_has_is_refused_when_the_nodes_have_met(runs):
+    port = runs.free_port()
+    options = (("--nproc-per-node", "2", "--debug-rank", "3"), ("--debug-rank", "3"))
+    nodes = [runs.start("act.py", node=node, nodes="2", port=port, options=options[node]) for node in (0, 1)]
+    assert [node.end() for node in nodes] == [78, 78]
+    assert_names(nodes[0].outcome().message, "--debug-rank", "3", "0 to 2")
 
 
 def loopback():

@@ -62,7 +62,7 @@ def test_a_link_that_is_slow_is_named():
     ranks = [linked(rank(0, now), ["0A", "0B", 90, 1]), rank(1, now), linked(rank(2, now), ["0B", "0A", 0, 0])]
     explanation = explained(*ranks, rank(3, now))
     assert facts(explanation) == ("network", None, False)
-    check_names(explanation, "node 0 and node 1", "ddpctl bench")
+    check_names(explanation, "node 0 and node 1", "ddpctl bench", "bf16 1.9 times", "powersgd:4", "diloco:32")
     assert facts(explained(linked(ranks[0], ["0A", "0B", 0, 0]), *ranks[1:], rank(3, now)))[0] != "network"
 
 

@@ -16,7 +16,7 @@ class Session:
     """A program that was started in a terminal of its own."""
 
     def __init__(self, argv: Sequence[str], *, rows: int = 24, columns: int = 80) -> None:
-        self.shown = ""
+        self.shown, self.everything = "", ""  # what no call has waited for yet, and all that was shown
         self._pid, self._terminal = pty.fork()
         if not self._pid:
             fcntl.ioctl(0, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
@@ -59,5 +59,7 @@ class Session:
             data = os.read(self._terminal, 4096)
         except OSError:
             return False
-        self.shown += data.decode(errors="replace").replace("\r\n", "\n")
+        text = data.decode(errors="replace").replace("\r\n", "\n")
+        self.shown += text
+        self.everything += text
         return bool(data)

@@ -50,8 +50,8 @@ def test_the_throttled_time_is_read_of_the_group_and_those_above(tmp_path, line,
     (tmp_path / place / "cpu.stat").write_text(f"nr_throttled 50\nthrottled_{unit.format(7)}\n")
     (tmp_path / place).parent.joinpath("cpu.stat").write_text(f"nr_throttled 9\nthrottled_{unit.format(30)}\n")
     (tmp_path / "own").write_text(f"7:memory:/x\n{line}\n")
-    assert node_checks.throttled_s(tmp_path / "own", tmp_path) == 37
-    assert node_checks.throttled_s(tmp_path / "absent", tmp_path) == 0
+    assert node_checks.throttled_s(own=tmp_path / "own", root=tmp_path) == 37
+    assert node_checks.throttled_s(own=tmp_path / "absent", root=tmp_path) == 0
 
 
 def test_a_library_that_was_replaced_on_the_disk_is_said(tmp_path):
@@ -76,7 +76,8 @@ def test_little_lockable_memory_is_a_warning_only_with_infiniband(tmp_path, monk
 
 
 def test_a_file_system_that_reports_no_blocks_is_not_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_blocks=0, f_bavail=0, f_frsize=4096))
+    blocks = types.SimpleNamespace(f_blocks=0, f_bavail=0, f_bfree=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: blocks)
     monkeypatch.setattr(node_checks, "SLOW_DISK", 0)
     disk = node_checks.check_disk({"DDP_RUN_DIR": str(tmp_path)})
     shm = next(node_checks.check_limits(num_gpus=0, num_nodes=1))

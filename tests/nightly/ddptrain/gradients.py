@@ -1,6 +1,6 @@
 """Run on each rank: the gradient of one global batch in float64, against that of the whole batch in this process.
 
-gradients.py BATCH_SIZE[/ACCUMULATE]...
+gradients.py BATCH_SIZE[/ACCUMULATE][@SHARES]...
 """
 
 import os
@@ -11,7 +11,6 @@ import torch
 from ddptrain.callbacks import NonFiniteGuard
 from ddptrain.config import RankOptions, parse_options
 from ddptrain.data.datasets import SOURCES
-from ddptrain.data.sampling import shard_of
 from ddptrain.distributed import RankInfo, World, join_ranks, make_world, read_rank_info
 from ddptrain.step_timing import ClockPhases
 from ddptrain.train_loop import compute_gradients
@@ -26,13 +25,16 @@ join_ranks(rank_info, how)
 together = make_world(rank_info, "cpu", how)
 alone = World(rank_info=RankInfo(), device=torch.device("cpu"), backend="gloo", data_group=None)
 for word in sys.argv[1:]:
-    size, _, parts = word.partition("/")
+    (batch, _, shares) = word.partition("@")
+    size, _, parts = batch.partition("/")
     options = parse_options([*ARGUMENTS, f"--accumulate={parts or 1}"], {})
+    divided = parse_options([*ARGUMENTS, f"--accumulate={parts or 1}", f"--balance={shares or 'off'}"], {})
     data = SOURCES["synthetic"].load(options.data, 0)
     found = []
     for world in (together, alone):
-        state = build_training_state(options, world, data, batch_size=int(size))
-        shard = shard_of(torch.arange(64)[: int(size)], rank=world.rank_info.rank, world_size=world.rank_info.size)
+        of_world = options if world is alone else divided
+        state = build_training_state(of_world, world, data, batch_size=int(size))
+        shard = state.balance.shard_of(torch.arange(64)[: int(size)])
         compute_gradients(
             state,
             state.batch_builder.batch(shard.indices_N, epoch=0),

@@ -47,7 +47,7 @@ def train(state: TrainingState, num_steps: int) -> list[float]:
         epoch = step // state.steps_per_epoch
         order = epoch_order(len(state.data.train), seed=0, epoch=epoch)
         for batch in list(batches(order, state.batch_size, first=0))[: num_steps - step]:
-            shard = shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+            shard = shard_of(batch, rank=rank_info.rank, shares=(1,) * rank_info.size)
             loss = train_step(state, shard, step=step + 1, epoch=epoch, lr=state.lr(step), phases=phases, guard=guard)
             losses.append(float(sum_over_ranks(rank_info, loss.detach())) / rank_info.size)
             step += 1

@@ -58,6 +58,7 @@ def test_three_ranks_learn_the_digits_the_same_way_twice(
 def test_gradients_are_those_of_one_process_uneven_batches_included(train: Train, size: int) -> None:
     script = str(Path(__file__).with_name("gradients.py"))
     words = ("64", "29", "2", "1", "64/2", "29/3", "2/4")  # of a batch; over how many parts it is accumulated
+    words += (f"64@3{':1' * (size - 1)}", f"29/3@{'1:' * (size - 1)}9", f"2/4@9{':1' * (size - 1)}")
     ended = train(*words, size=size, command=(script,))
     expected = "".join(f"{word} equal\n" for word in words)
     assert [(one.code, one.out, one.err) for one in ended] == [(0, expected, "")] * size

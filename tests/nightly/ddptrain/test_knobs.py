@@ -52,6 +52,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("--compress=bf16",), 0.1),
         (("--compress=fp16",), 0.02),
         (("--accumulate=3",), 1e-4),
+        (("--communication=powersgd:64",), 0.05),
+        (("--communication=localsgd:1",), 0.05),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -22,7 +22,7 @@ def losses(state: TrainingState) -> Iterator[float]:
     step, guard = 0, NonFiniteGuard(torch.device("cpu"))
     for epoch in range(state.options.training.epochs):
         for batch in batches(epoch_order(len(state.data.train), seed=0, epoch=epoch), state.batch_size, first=0):
-            shard, lr = shard_of(batch, rank=0, world_size=1), state.lr(step)
+            shard, lr = shard_of(batch, rank=0, shares=(1,)), state.lr(step)
             step += 1
             yield train_step(state, shard, step=step, epoch=epoch, lr=lr, phases=Phases(), guard=guard).item()
 

@@ -8,7 +8,26 @@ from pathlib import Path
 import pytest
 from tests.messages import assert_names
 
+from ddpwire.events import read_events
+
 HOST = socket.gethostname()
+SLOW_FOR_A_WHILE = """
+import os, runpy, sys, time
+from ddptrain.data.loader import BatchBuilder
+
+batch, steps = BatchBuilder.batch, 0
+
+def paced(builder, indices_B, **how):
+    # Every rank takes 70 ms, and rank 1 three times as long in the second epoch.
+    global steps
+    steps += 1
+    time.sleep(0.21 if os.environ["RANK"] == "1" and 45 < steps <= 90 else 0.07)
+    return batch(builder, indices_B, **how)
+
+BatchBuilder.batch = paced
+sys.argv[0] = "ddptrain"
+runpy.run_module("ddptrain", run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize(("size", "step_s"), [(2, 0.1), (3, 0.1), (2, 0.02)])
@@ -28,6 +47,17 @@ def test_named_within_20_long_steps_five_of_five_and_nobody_in_1000_healthy_ones
     for every_second in (lines[::2], lines[1::2]):
         (line,) = {without_numbers(line) for line in every_second}
         assert_names(line, "rank 1", "node 3")
+
+
+def test_a_rank_that_is_no_longer_slow_is_an_event(train: Callable[..., list], tmp_path: Path) -> None:
+    environ = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
+    ended = train("--epochs", "5", size=2, command=("-c", SLOW_FOR_A_WHILE), environ=environ)
+    assert [one.code for one in ended] == [0, 0], ended[0].err
+    events = [event for event in read_events((tmp_path / "events.jsonl").read_text()) if "straggler" in event.event]
+    assert [event.event for event in events[:2]] == ["straggler", "straggler_gone"]
+    assert [event.rank for event in events[:2]] == [1, 1]
+    slow, gone = (event.step or 0 for event in events[:2])
+    assert 45 < slow < gone
 
 
 def step_of(line: str) -> int:

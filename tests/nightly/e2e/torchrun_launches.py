@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from bench.measuring import free_port
 from tests import forks
 from tests.e2e.driver import ROOT, wait_until
 
@@ -67,6 +68,7 @@ class Case:
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     ddprun_options: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()  # if there are several: the number of ranks of each, on this machine
     stop: signal.Signals | None = None  # sent to the launcher once the script is ready
     executed: bool = False  # the launcher, in a session of its own; if not, it may be a fork (tests/forks.py)
 
@@ -86,6 +88,9 @@ CASES = {
         ddprun_options=("--no-prefix",),
         env={"OMP_NUM_THREADS": "1"},
         executed=True,
+    ),
+    "nodes of 2 and 1 ranks": Case(
+        command=("uneven.py",), options=("--rdzv-id", "night"), nodes=(2, 1), env={"OMP_NUM_THREADS": "1"}
     ),
     "a script in another folder, sys.exit(3)": Case(
         command=("elsewhere/above_torch.py", "x"),
@@ -196,7 +201,14 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
     """Run a case under a launcher in a folder of its own."""
     prepare(folder)
     launcher_words = [*LAUNCHERS[launcher], *(case.ddprun_options if launcher != "torchrun" else ())]
-    words = ["-m", *launcher_words, *case.options, *case.command]
+    port = str(free_port())
+
+    def words_of(node: int, count: int) -> list[str]:
+        place = ("--nnodes", str(len(case.nodes)), "--node-rank", str(node), "--nproc-per-node", str(count))
+        place = (*place, "--master-addr", "127.0.0.1", "--master-port", port) if case.nodes else ()
+        return ["-m", *launcher_words, *place, *case.options, *case.command]
+
+    words, *others = (words_of(node, count) for node, count in enumerate(case.nodes or (1,)))
     with tempfile.TemporaryDirectory() as temporary:  # a short path, as sockets need it
         env = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
         # As in an environment that is not activated.
@@ -209,6 +221,8 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
             process = subprocess.Popen([*shell, *words], cwd=folder, env=env, start_new_session=True, **pipes)
         else:
             process = forks.start(words, cwd=folder, env=env, **pipes)
+        silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        nodes = [forks.start(other, cwd=folder, env=env, **silent) for other in others]
         with process:
             try:
                 if case.stop:
@@ -216,7 +230,10 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
                     wait_until(lambda: ready.exists() and "is ready" in ready.read_text(), "the script", TIMEOUT_S)
                     process.send_signal(case.stop)
                 out, err = process.communicate(case.stdin, TIMEOUT_S)
+                assert [node.wait(TIMEOUT_S) for node in nodes] == [0] * len(nodes)
             finally:
+                for node in nodes:
+                    node.kill()
                 process.kill()
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

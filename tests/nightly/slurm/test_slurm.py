@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import slurm_lab
 from tests.cluster.slurm_site import FILE, LONG, ROOT, SLOW, Site, assert_trained, clear, start_soon, until
 from tests.e2e.driver import SCRIPTS
+from tests.nightly.rehearse.test_rehearse import script_of
 
 from ddpwire.run_files import read_outcome
 
@@ -53,6 +54,15 @@ def test_bench_as_a_job(site: Site) -> None:
     result = json.loads(kept.read_text())
     assert (result["nodes"], result["code"]) == (["node-0", "node-1", "node-2"], 0)
     assert len(result["links"]) == 3
+    assert json.loads(site.ddpctl("ps", "--json")) == []
+
+
+def test_a_rehearsal_as_a_job(site: Site) -> None:
+    (site.folder / "train.py").write_text(script_of("sound_plain"))
+    flags = ("--target", "slurm", "--nodes", "1", "--only", "term", "--json")
+    answer = json.loads(site.run("rehearse", *flags, "--", "train.py").stdout)
+    verdicts = {row["id"]: row["verdict"] for row in answer["rows"]}
+    assert (answer["code"], verdicts["save-term"], verdicts["resume"]) == (0, "ok", "ok")
     assert json.loads(site.ddpctl("ps", "--json")) == []
 
 

@@ -64,6 +64,14 @@ def ddpctl(tmp_path: Path, boxes: tuple[Box, ...]) -> Ddpctl:
     return call
 
 
+def change(environment: Path) -> None:
+    """Give an environment another version of a package, as another type of machine may have."""
+    (package,) = environment.glob("lib/*/site-packages/humanize-4.9.0.dist-info")
+    package.rename(package.with_name("humanize-4.9.1.dist-info"))
+    record = environment / "ddpctl-environment.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"packages": "16 (changed)"}))
+
+
 def test_each_lock_has_its_environment_on_every_host(tmp_path: Path, boxes: tuple[Box, ...], ddpctl: Ddpctl) -> None:
     (tmp_path / "project/requirements.txt").write_text(LOCK.format("4.9.0"))
     done = ddpctl("launch", "--name", "night", "--", "train.py")
@@ -84,5 +92,8 @@ def test_each_lock_has_its_environment_on_every_host(tmp_path: Path, boxes: tupl
     assert_names(ddpctl("launch", "--name", "noon", "--", "train.py").stdout, "versions", "4.9.0")
     assert len([*folders[0].glob("*/*/ddpctl-environment.json")]) == 2
     assert (environment / "ddpctl-environment.json").stat().st_mtime_ns == before
-    assert ddpctl("rm", "night", "day", "noon").returncode == 0
+    change(boxes[1].home / environment.relative_to(boxes[0].home))
+    assert ddpctl("launch", "--name", "late", "--", "train.py").returncode == 78
+    assert_names(ddpctl("explain", "late").stdout, "humanize", "4.9.0 on node 0", "4.9.1 on node 1")
+    assert ddpctl("rm", "night", "day", "noon", "late").returncode == 0
     assert environment.exists()  # among the newest

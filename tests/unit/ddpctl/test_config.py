@@ -65,7 +65,7 @@ def test_a_file_that_is_not_text_or_too_large_is_refused_at_its_place(data: byte
         ("folder.yaml", "not a regular file"),
         ("pipe.yaml", "not a regular file"),
         ("a\nb.yaml", "No such file"),
-        ("nul\0.yaml", "null byte"),
+        ("nul\0.yaml", "null"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_on_one_line(name: str, reason: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ from tests.messages import refused
 from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import plan_of, run_of
 
-from ddpctl.commands.checks import compared, read_sizes
+from ddpctl.commands.checks import PARAMETERS, TIMES, compared, read_quantity, read_sizes
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
@@ -147,6 +147,20 @@ def test_sizes_are_bytes_in_order(text: str, sizes: list[int]) -> None:
 def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         read_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "units", "value"),
+    [("11.7M", PARAMETERS, 11.7e6), ("7e9", PARAMETERS, 7e9), ("200ms", TIMES, 0.2), ("0.2", TIMES, 0.2)],
+)
+def test_a_quantity_with_its_unit(text: str, units: dict[str, float], value: float) -> None:
+    assert read_quantity("--flag", text, units) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1s", "1M", "s", "1 s", "1h", "inf"])
+def test_a_text_that_is_no_time_is_refused(text: str) -> None:
+    with refused(UsageError, "--step", "ms"):
+        read_quantity("--step", text, TIMES)
 
 
 def bench(*rows: tuple[str, int, float], **more: Any) -> dict[str, Any]:

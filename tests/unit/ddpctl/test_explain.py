@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from tests.in_process import ddpctl
+from tests.messages import assert_names
 from tests.unit.ddpctl.test_run_store import make
 
 from ddpctl.commands.explain import last_events
@@ -17,6 +18,7 @@ from ddpctl.diagnosis.explain import (
     explain_events,
     explain_outcome,
     explain_ranks,
+    explain_software,
 )
 from ddpctl.diagnosis.rank_view import RankView, read_answer
 from ddpctl.execution.node_probe import ProbeResult
@@ -305,6 +307,30 @@ def test_a_lost_node_is_named_with_the_end_of_its_log_and_no_rank(tmp_path: Path
     assert explanation["evidence"] == ["[node1] the last line"]
     shown = ddpctl("explain", "night").stdout
     assert all(fact in shown for fact in (lost.message, "[node1] the last line", "docs/explain.md, cause node_lost"))
+
+
+def test_nodes_that_do_not_match_are_explained_by_the_versions_that_differ(tmp_path: Path) -> None:
+    run = Path(make(tmp_path / "runs", "night", NOW).folder)
+    for node, packages in enumerate(("numpy==2.2.6 torch==2.13.0", "torch==2.10.0")):
+        (run / f"node-{node}").mkdir()
+        facts = {"python": "3.11.2", "cores": str(node), "packages": packages}
+        (run / f"node-{node}/environment.json").write_text(json.dumps(facts))
+    message = "the nodes do not match: torch is 2.10.0 on node 1, but 2.13.0 on node 0"
+    Outcome(code=78, cause="config", message=message, node=1).write(run / "node-1")
+    evidence = json.loads(ddpctl("explain", "night", "--json").stdout)["evidence"]
+    assert evidence == [
+        "numpy is 2.2.6 on node 0, not installed on node 1",
+        "torch is 2.13.0 on node 0, 2.10.0 on node 1",
+    ]
+    assert_names(ddpctl("explain", "night").stdout, *evidence)
+
+
+def test_the_nodes_of_each_version_are_named_and_not_those_without_a_record() -> None:
+    environments = {0: {"packages": "a==1 b==2"}, 1: {}, 2: {"packages": "a==2 b==2"}, 3: {"packages": "a==1 b==2"}}
+    assert explain_software(environments) == ["a is 1 on nodes 0 and 3, 2 on node 2"]
+    many = {node: {"packages": " ".join(f"p{i}=={node}" for i in range(100))} for node in (0, 1)}
+    *_, last = explain_software(many)
+    assert_names(last, "80")
 
 
 def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Path) -> None:

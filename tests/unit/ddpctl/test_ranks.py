@@ -1,9 +1,10 @@
 """Ranks and GPUs of a node on every target, and what ddprun reads in every pod of every shape."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.messages import refused
@@ -49,7 +50,8 @@ def local(job: JobSpec) -> Asked:
 
 def local_script(job: JobSpec) -> Asked:
     text = LocalTarget(LocalOptions()).render(plan_of(job))
-    return ranks_of(re.findall("PET_NPROC_PER_NODE=(.*)", text)), re.findall(r"share=.*", text)
+    ranks = re.findall(r"PET_NPROC_PER_NODE=(\S+)", text)
+    return ranks_of(ranks), re.findall(r"_ddp_counts=\(.*\)", text)
 
 
 def ssh(job: JobSpec) -> Asked:
@@ -87,7 +89,7 @@ def kaggle(job: JobSpec) -> Asked:
 SHARES = ["GPU-0,GPU-1,GPU-2,GPU-3", "GPU-4,GPU-5,GPU-6,GPU-7"]
 TABLE: dict[str, tuple[Callable[[JobSpec], Asked], Callable[[int | None], int | str], list[str]]] = {
     "local": (local, lambda ranks: ranks or 4, SHARES),
-    "local script": (local_script, lambda ranks: ranks or 4, ['share=("${_ddp_gpus[@]:_ddp_node * 4:4}")']),
+    "local script": (local_script, lambda ranks: ranks or "${_ddp_counts[_ddp_node]}", ["_ddp_counts=(4 4)"]),
     "ssh": (ssh, lambda ranks: ranks or 4, ['--gpus="device=GPU-0,GPU-1,GPU-2,GPU-3"'] * 2),
     "slurm": (slurm, lambda ranks: ranks or "${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-4}}", ["--gpus-per-node=4"]),
     "pytorchjob": (kubernetes("pytorchjob"), lambda ranks: ranks or 4, ["4", "4"]),
@@ -194,3 +196,33 @@ def test_the_only_pod_of_each_workload_is_node_0() -> None:
         assert (read(pod).node_rank, read(pod).max_nodes) == (0, 1)
     (pod,) = pods_of(draft_of(alone, KubernetesOptions(workload="pytorchjob", master=True)), "pytorchjob")
     assert (pod.name, read(pod).node_rank) == ("digits-otter-master-0", 0)
+
+
+def test_each_node_gets_its_own_number_of_gpus_and_ranks() -> None:
+    job = replace(JOB, nodes="3", gpus=(4, 1, 2))
+    assert [[*job.ranks_on(node)] for node in range(3)] == [[0, 1, 2, 3], [4], [5, 6]]
+    verb = LocalTarget(LocalOptions(python="/python"), {}).submit(plan_of(job), attached=True)
+    answers: dict[str, Answer] = {"nodectl gpus": EIGHT_GPUS, "ddprun.nodectl port": PORT}
+    nodes = [command.env for command in matching(perform(verb, answers)[0], "ddprun --grace")]
+    assert [(env["PET_NPROC_PER_NODE"], env["CUDA_VISIBLE_DEVICES"]) for env in nodes] == [
+        ("4", "GPU-0,GPU-1,GPU-2,GPU-3"), ("1", "GPU-4"), ("2", "GPU-5,GPU-6"),
+    ]  # fmt: skip
+    assert "_ddp_counts=(4 1 2)" in LocalTarget(LocalOptions()).render(plan_of(job))
+
+
+def test_ssh_hosts_have_their_own_numbers_of_gpus() -> None:
+    has = [ssh_answers.facts(1, gpu=("GPU-a", "GPU-b", "GPU-c")), ssh_answers.facts(2, gpu=("GPU-d",))]
+    job = replace(JOB, gpus=(3, 1), command=("ddptrain",), image="ddpctl:1")
+    asked, _ = ssh_answers.submit(*has, plan=plan_of(job))
+    starts = [command.stdin or "" for command in matching(asked, ssh_answers.START)]
+    assert [re.findall(r"PET_NPROC_PER_NODE=(\d)", start)[0] for start in starts] == ["3", "1"]
+    with refused(ConfigError, "box2", "1 GPU", "2", code=78):
+        ssh_answers.submit(*has, plan=plan_of(replace(job, gpus=(2, 2))))
+
+
+@pytest.mark.parametrize(
+    ("job", "key"),
+    [({"nodes": "2", "gpus": (4, 4, 2)}, "job.gpus"), ({"nodes": "2", "gpus": (4, 3), "ranks": 2}, "job.ranks")],
+)
+def test_numbers_that_do_not_fit_the_nodes_are_refused(job: Mapping[str, Any], key: str) -> None:
+    assert [found for found, _ in JobSpec(**job).problems()] == [key]

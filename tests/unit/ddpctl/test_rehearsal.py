@@ -485,9 +485,10 @@ def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
     jobs = list[JobSpec]()
     plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
 
-    def rehearse(_: object, request: Any, **__: object) -> tuple[list[dict[str, Any]], None]:
+    def rehearse(_: object, request: Any, there: None, **__: object) -> tuple[list[dict[str, Any]], int]:
+        assert there is None
         jobs.append(request.job)
-        return plain, None
+        return plain, 0
 
     monkeypatch.setattr(operations, "rehearse", rehearse)
     ddpctl("rehearse", cwd=tmp_path)

@@ -53,6 +53,18 @@ def test_spares_get_hosts_as_nodes_do_and_a_launch_without_them_is_refused() -> 
         chosen(plan, box2=DEAD, box3=DEAD)
 
 
+def test_hosts_with_their_own_numbers_of_gpus_keep_their_order() -> None:
+    two, one = (facts(1, gpu=tuple(f"GPU-{index}" for index in range(number))) for number in (2, 1))
+    plan = replace(PLAN, job=replace(PLAN.job, gpus=(2, 1), device="cuda"))
+    has = {"box1": two, "box2": one, "box3": one, "box4": two}
+    assert chosen(plan, **has)[0].numbers == (0, 1)
+    assert chosen(plan, **has | {"box1": DEAD})[0].numbers == (3, 1)  # box3 has too few for node 0
+    assert chosen(plan, **has | {"box2": DEAD})[0].numbers == (0, 3)
+    elastic = replace(plan, job=replace(plan.job, nodes="1:2"))
+    with pytest.raises(UnavailableError):
+        chosen(elastic, **has | {"box1": DEAD, "box4": DEAD})
+
+
 def test_a_dead_host_is_passed_over() -> None:
     choice, asked = chosen(PLAN, box2=DEAD)
     assert (choice.numbers, asked) == ((0, 2), ["box1", "box2", "box3", "box4"])

@@ -7,7 +7,8 @@ from uuid import uuid4
 import pytest
 from tests.messages import refused
 
-from ddprank.object_store import INDEX, ObjectStore, StoreError
+from ddprank.object_store import INDEX, ObjectStore, StoreError, Uploader
+from ddpwire.events import EventLog, read_events
 from ddpwire.exits import Exit
 
 fsspec = pytest.importorskip("fsspec")
@@ -81,3 +82,26 @@ def test_only_damaged_checkpoints_are_an_error_unless_the_folder_has_one(url: st
     warnings: list[str] = []
     store.fetch_newest(empty, 7, warnings.append)
     assert len(warnings) == 2
+
+
+def test_a_failed_upload_and_the_one_that_follows_are_events(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "step-7.pt").write_bytes(b"weights")
+    store, put, failures = ObjectStore(url), ObjectStore.put, [StoreError(Exit.UNAVAILABLE, "it is away")]
+
+    def fail_once(self: ObjectStore, step: int, path: Path) -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return put(self, step, path)
+
+    monkeypatch.setattr(ObjectStore, "put", fail_once)
+    events, warnings = EventLog(tmp_path / "events.jsonl", node=0), list[str]()
+    uploader = Uploader(store, keep=3, keep_best=False, events=events, warn=warnings.append)
+    uploader.offer(7, [path], None)
+    assert uploader.wait(lambda: False) == Exit.OK
+    failed, uploaded = read_events((tmp_path / "events.jsonl").read_text())
+    assert (failed.event, failed.step, failed.facts["message"]) == ("upload_failed", 7, "it is away")
+    assert (uploaded.event, uploaded.step, uploaded.facts) == ("checkpoint_uploaded", 7, {"bytes": 7, "url": url})
+    assert [entry["step"] for entry in store.checkpoints()] == [7]
+    assert len(warnings) == 1

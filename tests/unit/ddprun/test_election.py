@@ -18,7 +18,7 @@ HERE = "127.0.0.1"
 
 def electorate(nodes: int = 3, spares: int = 2, epoch: int = 0) -> Electorate:
     standby = {nodes + number: (HERE, 1 + number) for number in range(spares)}
-    return Electorate(epoch=epoch, num_nodes=nodes, standby=standby)
+    return Electorate(epoch=epoch, ranks=(1,) * nodes, standby=standby)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ class Machines:
         serve = partial(stores.serve, HERE)
         self.stores = {nodes + k: sign(serve(network.bind_free_port(HERE))) for k in range(spares)}
         self.electorate = Electorate(
-            epoch=0, num_nodes=nodes, standby={spare: (HERE, store.port) for spare, store in self.stores.items()}
+            epoch=0, ranks=(1,) * nodes, standby={spare: (HERE, store.port) for spare, store in self.stores.items()}
         )
         self.connect = lambda address, port: sign(stores.connect(address, port, is_quick=True))
         self.leaders: dict[int, Leader | NodeError] = {}

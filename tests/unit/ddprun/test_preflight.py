@@ -11,6 +11,7 @@ from tests.messages import assert_names
 
 from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, node_facts, options
+from ddpwire import names
 from ddpwire.run_files import PYTHON_RECORD
 
 
@@ -36,6 +37,15 @@ def test_the_environment_from_a_lock_is_compared(tmp_path, monkeypatch):
     assert node_facts.differences(first, first, 1) == ""
     difference = node_facts.differences(other, first, 1)
     assert_names(difference, "environment", "uv.lock 0123", "16", 1)
+
+
+def test_the_inventory_has_the_packages_that_python_finds_first(tmp_path, monkeypatch):
+    for folder in ("a/torch-2.10.0+cpu.dist-info", "b/torch-2.9.0.dist-info", "b/NVIDIA_ml_py-13.1.dist-info"):
+        (tmp_path / folder).mkdir(parents=True)
+    config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    monkeypatch.setattr(sys, "path", [f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/c.zip", ""])
+    assert node_facts.inventory(config, {})["packages"] == "nvidia-ml-py==13.1 torch==2.10.0+cpu"
+    assert "packages" not in node_facts.inventory(config, {names.IMAGE: "train:1"})
 
 
 def environment_of_a_rank(base, *flags):

@@ -1,12 +1,19 @@
 """At which step a rehearsal disturbs a script, and how it reads the facts of a rank that was killed."""
 
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 
-from ddprun.ranks.observer import _number, _values
-from ddprun.rehearsal import middle_step, new_files, read_facts
+from ddprun.ranks.observer import Observer, _number, _values
+from ddprun.rehearsal import OF_A_RUN, middle_step, new_files, project_files, read_facts
 
 
 def run(steps: int, *saves: int) -> dict[str, Any]:
@@ -57,3 +64,63 @@ def test_indices_and_states_of_any_kind_are_observed() -> None:
     assert _number((0, 3)) < 0
     assert (_number(True), _number(7), _number((0, 3)) == _number((0, 3)) != _number((3, 0))) == (1, 7, True)
     assert (_values({"b": 2, "a": 1}), _values(3)) == ([1, 2], [3])
+
+
+class StopError(Exception):
+    """What the script's signal handler raises."""
+
+
+def stop(*_: object) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    raise StopError
+
+
+@pytest.mark.parametrize(
+    "handler", [stop, functools.partial(stop, 1), lambda _, frame: stop(frame)], ids=["function", "partial", "lambda"]
+)
+def test_an_exception_of_the_scripts_signal_handler_is_the_scripts(
+    handler: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer, errors = Observer.__new__(Observer), list[str]()
+    monkeypatch.setattr(observer, "_write_once", lambda _, text: errors.append(text), raising=False)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(StopError):
+            observer._guard(lambda: signal.raise_signal(signal.SIGUSR1))()
+        signal.signal(signal.SIGUSR1, handler)
+        loss = SimpleNamespace(numel=lambda: 1, detach=lambda: signal.raise_signal(signal.SIGUSR1))
+        with pytest.raises(StopError):
+            observer._backward(lambda _: None, loss)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    observer._guard(lambda: [][0])()
+    assert len(errors) == 1
+
+
+def plan_of(**values: Any) -> dict[str, Any]:
+    return {"list": [], "links": [], "max_bytes": 100, "command": ["train.py"], **values}
+
+
+def test_each_node_gets_the_files_that_are_sent_and_no_linked_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train.py", "conf/.hidden", "data/large"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(40))
+    (tmp_path / "link").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert sorted(project_files(plan_of(links=["data"]))) == ["conf/.hidden", "link", "train.py"]
+    with pytest.raises(ValueError, match="--link"):
+        project_files(plan_of())
+    text = json.dumps({"files": {"train.py": ""}, "left_out": ["models (ignored)"]})
+    assert project_files(plan_of(list=[sys.executable, "-c", f"print({text!r})", "python"])) == ["train.py"]
+    assert_names(capsys.readouterr().err, "models (ignored)", "--link")
+    for plan in (plan_of(links=["images"]), plan_of(command=["test.py"])):
+        with pytest.raises(FileNotFoundError):
+            project_files(plan)
+
+
+def test_a_nested_ddprun_gets_no_variable_of_the_run_around_it() -> None:
+    own = ("DDP_RUN_DIR", "PET_NNODES", "RANK", "LOCAL_RANK", "MASTER_ADDR", "SLURM_JOB_ID", "OMP_NUM_THREADS")
+    others = ("PATH", "HOME", "RANKING", "DATA_RANK", "HF_TOKEN", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
+    assert [*filter(OF_A_RUN.match, (*own, *others))] == [*own]

@@ -306,7 +306,7 @@ def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
     place.mkdir(parents=True)
     (place / counter).write_text("low 0\noom_kill 3\n")
     (place / limit).write_text("2147483648\n")
-    memory = OomMonitor(tmp_path, own)
+    memory = OomMonitor(root=tmp_path, own=own)
     assert not memory.killed()
     (place / counter).write_text("low 0\noom_kill 4\n")
     assert [memory.killed(), memory.killed()] == [True, False]
@@ -314,8 +314,8 @@ def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
 
 
 def test_a_machine_without_cgroups_reports_no_kill(tmp_path):
-    assert not OomMonitor(tmp_path, tmp_path / "own").killed()
-    assert "GiB" not in OomMonitor(tmp_path, tmp_path / "own").limit()
+    assert not OomMonitor(root=tmp_path, own=tmp_path / "own").killed()
+    assert "GiB" not in OomMonitor(root=tmp_path, own=tmp_path / "own").limit()
 
 
 SAVED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=0, rank=1, retry=True)

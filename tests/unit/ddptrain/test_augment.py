@@ -84,7 +84,7 @@ def test_a_sample_is_changed_the_same_way_on_every_rank() -> None:
     whole = state(*ALL).batch_builder
     batch = epoch_order(64, seed=0, epoch=3)[:20]
     at_once = whole.batch(batch, epoch=3)
-    shares = [shard_of(batch, rank=rank, world_size=3).indices_N for rank in range(3)]
+    shares = [shard_of(batch, rank=rank, shares=(1, 1, 1)).indices_N for rank in range(3)]
     parts = [state(*ALL, rank=rank, size=3).batch_builder.batch(shares[rank], epoch=3) for rank in range(3)]
     assert torch.equal(torch.cat([part.inputs for part in parts]), at_once.inputs)
     assert torch.equal(torch.cat([part.own_B for part in parts]), at_once.own_B)
@@ -119,7 +119,7 @@ def test_a_later_start_sees_the_rest_of_the_same_batches() -> None:
 @pytest.mark.parametrize(("batch", "world", "lengths"), [(10, 3, [4, 3, 3]), (10, 1, [10]), (3, 4, [1, 1, 1, 0])])
 def test_shares_are_the_batch_once_and_weigh_as_its_mean(batch: int, world: int, lengths: list[int]) -> None:
     samples = torch.arange(100, 100 + batch)
-    shares = [shard_of(samples, rank=rank, world_size=world) for rank in range(world)]
+    shares = [shard_of(samples, rank=rank, shares=(1,) * world) for rank in range(world)]
     assert [shard.num_samples for shard in shares] == lengths
     assert torch.equal(torch.cat([shard.indices_N[: shard.num_samples] for shard in shares]), samples)
     assert all(len(shard.indices_N) > 0 for shard in shares)

@@ -82,7 +82,9 @@ def test_what_shapes_a_training_and_what_does_not() -> None:
     assert {"data", "model", "seed", "batch_size", "lr", "augment", "label_smoothing", "deterministic"} <= shapes.keys()
     assert not {"epochs", "device", "precision", "keep", "resume", "data_dir"} & shapes.keys()
     exact = shaping_options(parse_options(["--deterministic"], {}), batch_size=64)
-    assert exact.keys() - shapes.keys() == {"precision", "channels_last", "compile", "bucket_mb", "strategy"}
+    assert exact.keys() - shapes.keys() == {
+        "precision", "channels_last", "compile", "bucket_mb", "strategy", "balance",
+    }  # fmt: skip
 
 
 RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -124,6 +126,12 @@ def test_wrong_rank_options_are_refused(arguments: list[str], environ: dict[str,
         pytest.param(["--compile=default", "--bucket-mb=0.5"], id="compile"),
         pytest.param(["--compile=reduce-overhead", "--accumulate=2"], id="cuda-graphs"),
         pytest.param(["--compile=max-autotune", "--accumulate=2"], id="cuda-graphs-autotuned"),
+        pytest.param(["--communication=auto", "--deterministic"], id="auto-would-measure"),
+        pytest.param(["--communication=auto", "--compile=default"], id="auto-and-compile"),
+        pytest.param(["--communication=diloco:8", "--ema=0.9"], id="average-of-local-weights"),
+        pytest.param(["--communication=localsgd:8", "--sync-bn"], id="local-batch-norms"),
+        pytest.param(["--strategy=fsdp", "--communication=powersgd:1"], id="sharded-powersgd"),
+        pytest.param(["--strategy=hybrid", "--communication=bf16"], id="sharded-bf16"),
     ],
 )
 def test_options_that_exclude_each_other(arguments: list[str]) -> None:
@@ -131,6 +139,27 @@ def test_options_that_exclude_each_other(arguments: list[str]) -> None:
         check_strategy(parse_options(arguments, {}), RankInfo(size=2))
     assert (error.value.code, error.value.rank) == (78, None)
     assert_names(error.value, *(argument.partition("=")[0] for argument in arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way"),
+    [
+        ([], "plain"),
+        (["--compress=bf16"], "bf16"),
+        (["--compress=none"], "plain"),
+        (["--communication=powersgd:04"], "powersgd:4"),
+        (["--communication=auto"], "auto"),
+    ],
+)
+def test_a_way_of_communication(arguments: list[str], way: str) -> None:
+    assert parse_options(arguments, {}).ranks.communication == way
+
+
+@pytest.mark.parametrize("text", ["powersgd", "powersgd:0", "bf16:2", "diloco:", "diloco:-3", "localsgd:x", "zip", ""])
+def test_an_unknown_way_of_communication(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with refused(SystemExit, code=2):
+        parse_options([f"--communication={text}"], {})
+    assert_names(capsys.readouterr().err, "--communication", "powersgd:RANK")
 
 
 def test_what_data_parallel_cannot_do() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.messages import assert_names, refused
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
 
 from ddptrain.config import DataOptions, parse_options
-from ddptrain.data import augment, datasets, image_folder
+from ddptrain.data import augment, base, datasets, image_folder
 from ddptrain.data.datasets import SOURCES
 from ddptrain.data.kaggle import locate
 from ddptrain.data.text import TextBatches, load_text
@@ -208,3 +209,24 @@ def test_a_corrupt_picture_is_named(tmp_path: Path, content: bytes) -> None:
     assert str(tmp_path / "class2/3.png") in str(error)
     assert_names(re.sub(": .*; ", ": REASON; ", str(error)), "3.png")
     assert list((tmp_path / ".ddptrain").iterdir()) == []  # nothing half done
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"job/memory.max": "max", "job/memory.current": "7", "memory.max": "900", "memory.current": "500",
+          "memory.stat": "anon 1\ninactive_file 200\n"}, 600.0),
+        ({"memory/job/memory.limit_in_bytes": "800", "memory/job/memory.usage_in_bytes": "300",
+          "memory/job/memory.stat": "total_inactive_file 0\n"}, 500.0),
+    ],
+    ids=["v2", "v1"],
+)  # fmt: skip
+def test_the_memory_of_a_cgroup_is_free_up_to_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], free: float
+) -> None:
+    (tmp_path / "own").write_text("3:memory:/job\n0::/job\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(base, "cgroups", partial(base.cgroups, own=tmp_path / "own", root=tmp_path))
+    assert base.free_bytes(torch.device("cpu")) == free

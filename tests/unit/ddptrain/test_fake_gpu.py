@@ -36,7 +36,7 @@ from ddptrain.data.sampling import seed_step
 from ddptrain.distributed import RankInfo, World
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
-from ddptrain.step_timing import ClockPhases, Tracer
+from ddptrain.step_timing import ClockPhases, Phases, Tracer
 from ddptrain.straggler import StragglerDetector
 from ddptrain.train_loop import local_loss, optimizer_step, train
 from ddptrain.training_state import DTYPES, TrainingState, build_training_state
@@ -173,7 +173,7 @@ def count_step(*arguments: str, planted: Callable[[torch.Tensor], object] = lamb
         operators, guard = Operators(), mock.Mock()  # the guard needs pinned memory and events
         with operators:
             loss = local_loss(state, state.ddp, batch_of(state), 1.0)
-            optimizer_step(state, 0.1, step=1, guard=guard)
+            optimizer_step(state, 0.1, step=1, phases=Phases(), guard=guard)
             try:
                 planted(loss.detach())
             except Exception:  # FakeTensorMode refuses to give a value, after the operator was counted

@@ -6,7 +6,7 @@ stands. A spare with the votes of more than half of the electorate is the new no
 
 Keys of a standby store: ``stands`` is the epoch in which this spare stands, or 0. ``vote/EPOCH/MACHINE`` is a vote.
 ``leader`` has the epoch in which this spare was elected, and the address and port of its control store. ``used`` means
-that this spare has taken the place of a node, so that it does not stand.
+that this spare does not stand: it has taken the place of a node, or it can start fewer ranks than node 0 had.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ class Electorate:
     """The machines that elect a new node 0: all nodes of the first attempt, and the spares."""
 
     epoch: int  # of the present node 0; the first one has epoch 0
-    num_nodes: int
+    ranks: tuple[int, ...]  # of each node, also after a spare has taken its place
     standby: Mapping[int, tuple[str, int]]  # the address and port of each spare's standby store
 
     @property
     def machines(self) -> frozenset[int]:
         """The numbers of all machines."""
-        return frozenset({*range(self.num_nodes), *self.standby})
+        return frozenset({*range(len(self.ranks)), *self.standby})
 
     @property
     def node_0(self) -> int | None:
@@ -61,13 +61,13 @@ class Electorate:
 
     def encode(self) -> str:
         """Return the value of the key ``electorate``."""
-        return json.dumps({"epoch": self.epoch, "nodes": self.num_nodes, "standby": self.standby})
+        return json.dumps({"epoch": self.epoch, "ranks": self.ranks, "standby": self.standby})
 
 
 def read_electorate(value: Any) -> Electorate:
     """Return the electorate in ``value``, which comes from JSON."""
     standby = {int(spare): (str(host), int(port)) for spare, (host, port) in value["standby"].items()}
-    return Electorate(epoch=int(value["epoch"]), num_nodes=int(value["nodes"]), standby=standby)
+    return Electorate(epoch=int(value["epoch"]), ranks=tuple(map(int, value["ranks"])), standby=standby)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +145,8 @@ class Voter:
 
     def _stand(self) -> Leader | None:
         """Stand for election on this spare. Return itself as the leader if it is elected."""
+        if self.own.check(["used"]):
+            return None
         epoch = self.electorate.next_epoch(self.machine, self.voted)
         self.voted = epoch
         self.own.set(f"vote/{epoch}/{self.machine}", "")

@@ -73,18 +73,19 @@ class Wait:
             self._log_at_s += PROGRESS_INTERVAL_S
             reason = f": {why}" if why else ""
             passed = f"({self.passed_s:.0f} of {self._limit_s:g} s)"
-            self._log(f"waiting for {_name(missing)} {passed}{reason}")
+            self._log(f"waiting for {name_nodes(missing)} {passed}{reason}")
         self._pause(key)
         return False
 
 
-def _name(nodes: tuple[int, ...]) -> str:
+def name_nodes(nodes: tuple[int, ...]) -> str:
+    """Return the nodes as words for a message, such as ``nodes 1-3``."""
     return f"node{'s' * (len(nodes) > 1)} {enumerate_ranges(nodes)}"
 
 
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
     """Return the error for nodes that did not join in time."""
-    message = f"{_name(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
+    message = f"{name_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
     return node_error(Exit.ABSENT, "absent", f"{message}: {why}" if why else message, node=missing[0])
 
 

@@ -5,7 +5,8 @@ of the last attempt.
 Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
 and its own store for the ranks.
 
-Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost.
+Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, with the number of ranks that it can
+start. It is deleted when the node is lost.
 ``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.
 ``N/group`` has the number and the members of the attempt, and the port of its store. ``N/left`` is the outcome of a
 node that gave up, and ``N/left/NODE`` means that node NODE has read it.
@@ -235,7 +236,7 @@ class FixedRankRendezvous(RendezvousHandler):
         that of a pod that this one replaces.
         """
         facts = joining.run_facts(self._config)
-        self._claim = {"token": token} | facts
+        self._claim = {"token": token, "ranks": self._config.local_world_size} | facts
         if self._is_leader:
             self._take_claim()
         claimed = self.control.get("claim/0")
@@ -419,7 +420,18 @@ class FixedRankRendezvous(RendezvousHandler):
                 break
         standby = {spare: self._read_standby(spare) for spare in spares if spare not in absent}
         places = {spare: (host, port) for spare, (host, port, _) in standby.items()}
-        return Electorate(epoch=0, num_nodes=config.max_nodes, standby=places)
+        ranks = tuple(map(self._read_ranks, range(config.max_nodes)))
+        for spare in places:
+            most = self._read_ranks(spare)
+            if nodes := tuple(node for node, num in enumerate(ranks) if num > most):
+                which = joining.name_nodes(nodes)
+                self._log(f"spare {spare} has --nproc-per-node {most}, too few ranks to take the place of {which}")
+        return Electorate(epoch=0, ranks=ranks, standby=places)
+
+    def _read_ranks(self, machine: int) -> int:
+        """Return the number of ranks that a machine with a claim can start."""
+        key = f"claim/{machine}"
+        return stores.decode(key, self.control.get(key), lambda claim: int(claim["ranks"]))
 
     def _read_standby(self, spare: int) -> tuple[str, int, str]:
         """Return the address and port of a spare's standby store, and the token of its ddprun."""
@@ -434,7 +446,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 del self._called[node]
         lost = [node for node in missing if not self.control.check([f"claim/{node}"])]
         is_due = passed_s > SURVIVORS_S if self._is_elected and not self.previous_outcome else self.previous_outcome
-        if not lost or not is_due:
+        if not lost or not is_due or not self._voter:
             self._hopeless_at = None
             return
         first = self._config.max_nodes
@@ -443,18 +455,24 @@ class FixedRankRendezvous(RendezvousHandler):
             for spare in range(first, first + self._config.spares)
             if self.control.check([f"claim/{spare}", f"standby/{spare}"]) and not self.control.check([f"place/{spare}"])
         ]
-        for node, spare in zip(lost, free, strict=False):
+        ranks = self._voter.electorate.ranks
+        for node in lost:
+            large = (spare for spare in free if self._read_ranks(spare) >= ranks[node])
+            if (spare := min(large, key=self._read_ranks, default=None)) is None:
+                continue
+            free.remove(spare)
             host, _, token = self._read_standby(spare)
-            self.control.set(f"claim/{node}", json.dumps({"token": token} | joining.run_facts(self._config)))
+            facts = {"token": token, "ranks": ranks[node]} | joining.run_facts(self._config)
+            self.control.set(f"claim/{node}", json.dumps(facts))
             self.control.delete_key(f"{self.attempt}/here/{node}")  # the lost node may have arrived before
             self.control.set(f"place/{spare}", str(node))
             self._called[node] = spare
             self._log(f"spare {spare} ({host}) takes the place of node {node}, which was lost")
-        if left := lost[len(free) :]:
+        if left := [node for node in lost if node not in self._called]:
             self._hopeless_at = self._hopeless_at or time.monotonic()
             if time.monotonic() - self._hopeless_at > REPLACE_S:
                 number = f"{self._config.spares} spare{'s' * (self._config.spares > 1)}"
-                why = f"node {left[0]} was lost, and none of the {number} can take its place"
+                why = f"node {left[0]} ({ranks[left[0]]} ranks) was lost, and none of the {number} can take its place"
                 raise node_error(Exit.KILLED, "node_lost", why, node=left[0])
 
     def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:

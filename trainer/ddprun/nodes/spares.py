@@ -52,7 +52,7 @@ class Spare:
                 )
                 node, voter = self._wait_at(rendezvous, checks)
                 self._store.set("used", "")
-                return replace(self._config, node_rank=node, spare=self._config.machine), self._route, voter
+                return self._as_node(node, voter), self._route, voter
             except StoreError:
                 if not self._voter:
                     raise store_lost_error() from None
@@ -61,9 +61,14 @@ class Spare:
             self._route = replace(self._route, address=leader.address)
             if leader.spare == config.machine:
                 route = replace(self._route, address=own, listener=self._listener)
-                return replace(self._config, node_rank=0, spare=config.machine), route, self._voter
+                return self._as_node(0, self._voter), route, self._voter
             self._log(f"spare {leader.spare} ({leader.address}) is the new node 0")
             checks.compare_again()
+
+    def _as_node(self, node: int, voter: Voter) -> NodeConfig:
+        """Return the settings with which this spare takes the place of a node. It starts as many ranks as the node."""
+        ranks = voter.electorate.ranks[node]
+        return replace(self._config, node_rank=node, spare=self._config.machine, local_world_size=ranks)
 
     def _wait_at(self, rendezvous: FixedRankRendezvous, checks: PeerChecks) -> tuple[int, Voter]:
         """Wait until node 0 gives this spare the number of a node, and return it. Raises NodeError and StoreError."""
@@ -94,6 +99,8 @@ class Spare:
                     own=self._store,
                     own_place=(self._route.own, self._listener.getsockname()[1]),
                 )
+                if self._config.local_world_size < self._voter.electorate.ranks[0]:
+                    self._store.set("used", "")
             time.sleep(HEARTBEAT_INTERVAL_S)
         return stores.decode(f"place/{machine}", control.get(f"place/{machine}"), int), self._voter
 

@@ -6,15 +6,52 @@ torch's functions get a CPU where the script names a CUDA device, and gloo where
 import functools
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from contextlib import nullcontext
 from typing import Any
+
+
+class Work(nullcontext["Work"]):
+    """A CUDA stream or event of a CPU, whose work is done when a call returns."""
+
+    cuda_stream, time = 0, 0.0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(self)
+
+    def record(self, *_: object) -> None:  # noqa: D102 (these are CUDA's methods)
+        self.time = time.perf_counter()
+
+    def record_event(self, event: "Work | None" = None) -> "Work":  # noqa: D102
+        event = event or Work()
+        event.record()
+        return event
+
+    def elapsed_time(self, end: "Work") -> float:  # noqa: D102
+        return 1000 * (end.time - self.time)
+
+    def query(self) -> bool:  # noqa: D102
+        return True
+
+    def is_capturing(self) -> bool:  # noqa: D102
+        return False
+
+    def wait(self, *_: object) -> None:  # noqa: D102
+        pass
+
+    synchronize = wait_event = wait_stream = wait
+
 
 # What functions of torch.cuda and torch.accelerator return; those that return nothing have no effect.
 CUDA: Mapping[str, Any] = {
     **dict.fromkeys(("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")),
     **dict.fromkeys(("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved"), 0),
     "get_device_name": "CPU",
+    "get_device_capability": (8, 0),  # of the first GPUs that have all number types that CPUs have
+    "current_stream": Work(),
+    "default_stream": Work(),
+    "stream": Work(),
     "is_available": True,
     "is_bf16_supported": True,
     "is_current_stream_capturing": False,
@@ -27,10 +64,12 @@ def install(num_devices: int) -> None:
     torch, dist = load("torch"), load("torch.distributed")
     accelerator = {"is_available": True, "device_count": num_devices, "current_accelerator": torch.device("cuda")}
     accelerator |= {"set_device_index": None, "current_device_index": 0, "synchronize": None}
-    accelerator |= {"current_stream": SimpleNamespace(is_capturing=bool, synchronize=bool)}
+    accelerator |= {"current_stream": Work()}
     for module, values in ((torch.cuda, {**CUDA, "device_count": num_devices}), (torch.accelerator, accelerator)):
         for name, value in values.items():
             setattr(module, name, lambda *_, value=value, **__: value)
+    torch.cuda.Stream = torch.cuda.Event = Work
+    torch.Tensor.record_stream = Work.wait  # its parser takes no other stream, before it asks the mode
     _mode(torch).__enter__()  # for the rest of the process
     pinning, mesh = load("torch.utils.data._utils.pin_memory"), load("torch.distributed.device_mesh")
     pinning.pin_memory = lambda data, *_: data

@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -97,12 +98,14 @@ class Observer:
         sys.addaudithook(self._guard(self._audit))
 
     def _guard(self, observe: Callable[..., Any]) -> Callable[..., None]:
-        """Return a function that records an exception of ``observe``: it is not the script's."""
+        """Return a function that records an exception of ``observe``, but raises that of a signal handler."""
 
         def guarded(*args: Any) -> None:
             try:
                 observe(*args)
             except Exception as failure:
+                if _is_of_signal_handler(failure):
+                    raise
                 with contextlib.suppress(OSError):
                     self._write_once("error", f"{observe.__name__}: {failure!r}"[:200])
 
@@ -118,8 +121,11 @@ class Observer:
 
     def _backward(self, call: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         result, self._has_gradients = call(loss, *args, **kwargs), True
-        with contextlib.suppress(Exception):  # such as of a loss on the meta device
+        try:
             self._loss = float(loss.detach()) if loss.numel() == 1 else self._loss
+        except Exception as failure:  # such as of a loss on the meta device
+            if _is_of_signal_handler(failure):
+                raise
         return result
 
     def _on_forward(self, module: Any, args: tuple[Any, ...]) -> None:
@@ -252,6 +258,16 @@ class Observer:
         lines = [_read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace") for pid in own - {self._pid}]
         left = [line.strip() for line in lines if line and not any(helper in line for helper in HELPERS)]
         self._write("end", code, left=sorted(left))
+
+
+def _is_of_signal_handler(failure: Exception) -> bool:
+    """Return whether a signal handler has raised this: it is the function that got the frame in which it was called."""
+    for frame, _ in traceback.walk_tb(failure.__traceback__):
+        values = [*frame.f_locals.values()]
+        values += [item for value in values if type(value) is tuple for item in value]  # of a handler with *args
+        if frame.f_back and any(value is frame.f_back for value in values):
+            return True
+    return False
 
 
 def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from ddprun.ranks.workers import Workers
@@ -21,6 +21,7 @@ from ddprun.system.errors import NodeError, config_error
 from ddprun.system.restart_policy import describe_stop
 from ddpwire import names
 from ddpwire.exits import worth_a_retry
+from ddpwire.machine import cgroups
 from ddpwire.run_files import Outcome
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -214,8 +215,11 @@ class OomMonitor:
     cgroup v2 counts kills in memory.events, v1 in memory.oom_control. Both count even if there is no limit.
     """
 
-    def __init__(self, root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> None:
-        self._cgroup = next(_memory_cgroups(root, own), None)
+    def __init__(self, **places: Path) -> None:
+        """``places`` are those of ``machine.cgroups``."""
+        names = ("memory.events", "memory.oom_control")
+        folders = cgroups("memory", **places)
+        self._cgroup = next((folder for folder in folders if any((folder / name).exists() for name in names)), None)
         self._kills = self._read()
 
     def killed(self) -> bool:
@@ -248,16 +252,6 @@ def prefer_as_oom_victim(pid: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         score = int(Path("/proc/self/oom_score_adj").read_text()) + 500
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, score)))  # the maximum (proc(5))
-
-
-def _memory_cgroups(root: Path, own: Path) -> Iterator[Path]:
-    """Yield the memory cgroup of this process, and its root, as which a container sees its own cgroup."""
-    for line in _read_text(own).splitlines():
-        _, controllers, path = line.split(":", 2)
-        mount = root / controllers  # empty in cgroup v2
-        for folder in (mount / path.lstrip("/"), mount) if controllers in ("", "memory") else ():
-            if any((folder / name).exists() for name in ("memory.events", "memory.oom_control")):
-                yield folder
 
 
 def _read_text(path: Path) -> str:

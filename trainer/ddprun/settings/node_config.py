@@ -34,6 +34,7 @@ SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddpr
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 DEFAULT_RUN_ID = "none"  # torchrun's id of each run that was given no id
+MAX_WHOLE = 999_999_999
 MAX_RESTARTS = 1000  # in effect no limit: restart_policy.py ends a run without progress
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 STOP_SIGNALS = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
@@ -236,11 +237,12 @@ def read_config(
     if options.join_timeout is not None:
         timeout_from, timeout = "--join-timeout", options.join_timeout
     local_world_size = _local_world_size(settings, environ, count)
-    last_rank, debug_rank = max_nodes * local_world_size - 1, None
-    if options.debug_rank is not None:
-        allowed = f"a rank of this run ({f'0 to {last_rank}' if last_rank else 'only 0'})"
-        debug_rank = _whole("--debug-rank", options.debug_rank, allowed, most=last_rank)
-    is_debugged = debug_rank is not None or (on_terminal and not last_rank)
+    debug_rank, last_rank = None, local_world_size - 1
+    if options.debug_rank is not None:  # how many ranks other nodes have is known when they meet (agent.py)
+        known = f" ({f'0 to {last_rank}' if last_rank else 'only 0'})" if max_nodes == 1 else ""
+        most = last_rank if max_nodes == 1 else MAX_WHOLE
+        debug_rank = _whole("--debug-rank", options.debug_rank, f"a rank of this run{known}", most=most)
+    is_debugged = debug_rank is not None or (on_terminal and max_nodes == local_world_size == 1)
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
     targets_dir, lifeline = environ.get(names.TARGETS_DIR), environ.get(names.LIFELINE_FD)
     nodes_here = environ.get(names.NODES_HERE) or "1"
@@ -466,7 +468,7 @@ def _number(settings: Settings, setting: Setting, default: int) -> int:
     return _whole(source, text, allowed)
 
 
-def _whole(source: str, text: str, allowed: str, *, least: int = 0, most: int = 999_999_999) -> int:
+def _whole(source: str, text: str, allowed: str, *, least: int = 0, most: int = MAX_WHOLE) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise config_error(f"{source} is {reprlib.repr(text)}: expected {allowed}")
     return int(text)

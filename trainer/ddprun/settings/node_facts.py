@@ -1,8 +1,8 @@
 """Facts about this node: those that must be the same on all nodes, and the inventory in environment.json.
 
-All nodes must have the same builds, script, configuration and number of ranks. The inventory describes the machine and
-the builds for people who study the run later. It contains no environment variables. CUDA is not initialised here,
-because ranks that are forked later could not use it.
+All nodes must have the same builds, script and configuration. The inventory describes the machine and the builds for
+people who study the run later. It contains no environment variables. CUDA is not initialised here, because ranks that
+are forked later could not use it.
 """
 
 import contextlib
@@ -44,7 +44,6 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
         "python": platform.python_version(),
         "image": environ.get(names.IMAGE) or NONE,
         "environment": _environment() or NONE,
-        "number of ranks": str(config.local_world_size),
     } | {f"sha256 of {path.name}": _sha256(path) for path in _compared_files(config.command)}
 
 
@@ -54,6 +53,15 @@ def _environment() -> str:
         record = json.loads(Path(sys.prefix, PYTHON_RECORD).read_text())
         return f"{record['lock']}, packages {record['packages']}"
     return ""
+
+
+def _packages() -> str:
+    """Return the installed packages with their versions, from the names of their folders: this reads no file."""
+    folders = (folder.stem for place in reversed(sys.path) for folder in Path(place).glob("*.dist-info"))
+    versions = {
+        name.replace("_", "-").lower(): version for name, _, version in (stem.partition("-") for stem in folders)
+    }
+    return " ".join(f"{name}=={version}" for name, version in sorted(versions.items()))
 
 
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
@@ -175,9 +183,12 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
         "GPUs": machine.ask_nvml(_describe_gpus, "") or "none found by NVML",
         "ddpctl": __version__,
+        "number of ranks": str(config.local_world_size),
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
     facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need
+    in_image = environ.get(names.IMAGE) or "KUBERNETES_SERVICE_HOST" in environ  # the same on all nodes
+    facts["packages"] = "" if in_image else _packages()
     return {key: value for key, value in (machine_facts | facts).items() if value not in ("", NONE)}
 
 

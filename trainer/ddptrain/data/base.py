@@ -5,6 +5,7 @@ Shapes: N samples, H height, W width, C channels.
 """
 
 import contextlib
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
+from ddpwire.machine import cgroups
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -93,7 +95,7 @@ def connect_timeout() -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> float:
-    """Return the free bytes of a GPU or, for a CPU, of the machine or of the container, whichever has less."""
+    """Return the free bytes of a GPU or, for a CPU, of the machine or of its cgroup, whichever has less."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     try:
@@ -101,15 +103,12 @@ def free_bytes(device: torch.device) -> float:
         free = 1024.0 * int(lines["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
         return float("inf")  # not Linux
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, now = (Path("/sys/fs/cgroup", name).read_text().strip() for name in (limit, used))
-            return free if most == "max" else min(free, float(most) - float(now))
-        except OSError:
-            continue
+    for folder in cgroups("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            with contextlib.suppress(OSError, ValueError):  # "max": no limit
+                most, now = (float((folder / name).read_text()) for name in (limit, used))
+                cached = re.search(r"^(?:total_)?inactive_file (\d+)$", (folder / "memory.stat").read_text(), re.M)
+                free = min(free, most - now + (float(cached[1]) if cached else 0.0))
     return free
 
 

@@ -31,7 +31,7 @@ from ddptrain.data.augment import (
     square_mask,
 )
 from ddptrain.data.base import ImageDataset, Samples, format_bytes, free_bytes
-from ddptrain.data.sampling import batches, beta_table, epoch_order, shard_of
+from ddptrain.data.sampling import BatchShard, batches, beta_table, epoch_order
 from ddptrain.distributed import World
 from ddptrain.errors import TrainError, config_error
 from ddpwire.exits import Exit
@@ -265,9 +265,18 @@ def choose_augmentation(options: Options, data: ImageDataset) -> AugmentationOpt
 
 
 def make_batch_builder(
-    options: Options, data: ImageDataset, world: World, normalise: Normalisation, *, batch_size: int
+    options: Options,
+    data: ImageDataset,
+    world: World,
+    normalise: Normalisation,
+    *,
+    batch_size: int,
+    shard_of: Callable[[Tensor], BatchShard],
 ) -> BatchBuilder:
-    """Return the builder of batches. ``--input`` decides how samples reach the device. Raises TrainError."""
+    """Return the builder of batches. ``--input`` decides how samples reach the device. Raises TrainError.
+
+    ``shard_of`` returns this rank's shard of a global batch.
+    """
     augmentation, images_NHWC = choose_augmentation(options, data), data.train.images_NHWC
     shift_px = augmentation.shift or 0
     crop = partial(lay_out, crop_px=data.shape.size_px, shift_px=shift_px, reflect=augmentation.reflect)
@@ -290,8 +299,7 @@ def make_batch_builder(
             order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
             at = int((order == first).nonzero()[0]) // batch_size
             for batch in batches(order, batch_size, first=at):
-                shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
-                yield batch_builder.needed(shard.indices_N, epoch=epoch)
+                yield batch_builder.needed(shard_of(batch).indices_N, epoch=epoch)
 
         feed = LoaderFeed(
             data.train,

@@ -7,6 +7,7 @@ order are the same for any number of ranks. Shapes: N samples, B batch.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -52,16 +53,31 @@ def batches(order_N: Tensor, batch_size: int, *, first: int) -> Iterator[Tensor]
     return iter(torch.split(order_N, batch_size)[first:])
 
 
-def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
-    """Return a rank's shard of a batch. The sizes of the shards differ by at most one sample.
+@lru_cache(maxsize=8)
+def shard_sizes(num_samples: int, shares: tuple[int, ...]) -> tuple[int, ...]:
+    """Divide samples among the ranks in proportion to their shares, to the nearest sample (largest remainders).
 
-    If the last batch has fewer samples than there are ranks, some ranks have none. Such a rank gets one sample with
-    weight 0, because every rank must take part in the all-reduce.
+    Equal shares differ by at most one sample, and the first ranks have the larger ones, as in Tensor.tensor_split.
     """
-    indices, most = batch_N.tensor_split(world_size)[rank], -(-len(batch_N) // world_size)
-    if len(indices) == 0:
-        return BatchShard(indices_N=batch_N[:1], weight=0.0, most=most)
-    return BatchShard(indices_N=indices, weight=world_size / len(batch_N), most=most)
+    sizes = [num_samples * share // sum(shares) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda rank: -(num_samples * shares[rank] % sum(shares)))
+    for rank in by_remainder[: num_samples - sum(sizes)]:
+        sizes[rank] += 1
+    return tuple(sizes)
+
+
+def shard_of(batch_N: Tensor, *, rank: int, shares: tuple[int, ...]) -> BatchShard:
+    """Return a rank's shard of a batch. ``shares`` has each rank's share; see `shard_sizes`.
+
+    If a batch has too few samples, some ranks have none. Such a rank gets one sample with weight 0, because every rank
+    must take part in the all-reduce.
+    """
+    sizes = shard_sizes(len(batch_N), shares)
+    if not sizes[rank]:
+        return BatchShard(indices_N=batch_N[:1], weight=0.0, most=max(sizes))
+    first = sum(sizes[:rank])
+    shard = batch_N[first : first + sizes[rank]]
+    return BatchShard(indices_N=shard, weight=len(shares) / len(batch_N), most=max(sizes))
 
 
 def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:

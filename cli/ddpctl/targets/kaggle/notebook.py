@@ -88,7 +88,7 @@ def notebook(plan: Plan, files: Mapping[str, str] = MappingProxyType({}), wheel:
     args = json.dumps(argv[2:] if argv[0] == "-m" else argv[1:], ensure_ascii=False)
     cells += [
         _text("The parameters. A program such as papermill can insert a cell with other values after this one."),
-        _code(f"gpus = {plan.job.gpus}\nargs = {args}", "parameters"),
+        _code(f"gpus = {plan.job.max_gpus}\nargs = {args}", "parameters"),
         _code(_launch(plan)),
     ]
     if argv[:2] == TRAINER:

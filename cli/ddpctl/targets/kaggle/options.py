@@ -61,8 +61,8 @@ class KaggleOptions(Options):
         """Yield the key of each setting that is impossible on Kaggle, with an error message."""
         if job.nodes != "1":
             yield "job.nodes", f"a Kaggle session is one node, not {job.nodes}"
-        if job.device != "cpu" and job.gpus > GPUS.get(self.accelerator, job.gpus):
-            yield "job.gpus", f"a session with {self.accelerator} has {GPUS[self.accelerator]} GPUs, not {job.gpus}"
+        if job.device != "cpu" and job.max_gpus > GPUS.get(self.accelerator, job.max_gpus):
+            yield "job.gpus", f"a session with {self.accelerator} has {GPUS[self.accelerator]} GPUs, not {job.max_gpus}"
         if job.checkpoint_dir:
             yield "job.checkpoint_dir", "a Kaggle session keeps its checkpoints as its output, and in no other store"
         if job.secrets:

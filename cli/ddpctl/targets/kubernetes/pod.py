@@ -218,8 +218,8 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
     """Return the resources that a pod requests, and their limits."""
     limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
     requests: dict[str, Any] = {
-        "cpu": str(job.cpus or job.gpus),
-        "memory": job.memory or f"{2 * job.gpus}Gi",
+        "cpu": str(job.cpus or job.max_gpus),
+        "memory": job.memory or f"{2 * job.max_gpus}Gi",
     }
     if options.scratch:
         limits[_DISK] = options.scratch
@@ -230,7 +230,7 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
 
 def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
     """Return the requested resources that only some machines have, such as GPUs."""
-    gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
+    gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.max_gpus)}
     return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
 
 

@@ -118,7 +118,7 @@ fi
 
 def _rendezvous(job: JobSpec) -> str:
     fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
-    ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.gpus}}}}}"
+    ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.max_gpus}}}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
     if job.min_nodes < job.max_nodes:
@@ -193,11 +193,11 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
         f"--job-name={job.name}",
         f"--nodes={job.max_machines if job.spares else job.nodes.replace(':', '-')}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={job.cpus or job.gpus}",
+        f"--cpus-per-task={job.cpus or job.max_gpus}",
     ]
     extra = [*options.extra]
     if job.device != "cpu":
-        count = f"{options.gpu_type}:{job.gpus}" if options.gpu_type else str(job.gpus)
+        count = f"{options.gpu_type}:{job.max_gpus}" if options.gpu_type else str(job.max_gpus)
         if options.gpu_request == "gres":  # sbatch takes only the last --gres
             more = [line.removeprefix("--gres=") for line in extra if line.startswith("--gres=")]
             extra = [line for line in extra if not line.startswith("--gres=")]

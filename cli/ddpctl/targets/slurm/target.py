@@ -470,7 +470,7 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str
     what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
     lines = has.stdout.splitlines()
-    asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
+    asked = f"{plan.job.nodes} nodes" + (f" of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else "")
     partitions = [
         f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
         for name, nodes, cpus, memory, gres in filter(lambda fields: len(fields) == 5, map(str.split, lines))

@@ -66,7 +66,8 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
     """Check the hosts with ``look``, and return one ready host per node. Wait for GPUs if the plan says so.
 
-    Spare hosts are checked only if another host is not ready. Raises DdpctlError if too few hosts are ready.
+    Spare hosts are checked only if another host is not ready. Raises DdpctlError if too few hosts are ready. If the
+    nodes have their own numbers of GPUs, host N is node N, or a spare host is, which has the largest number.
     """
     order, job = candidates(options, plan), plan.job
     hosts = [options.hosts[number] for number in order]
@@ -81,11 +82,18 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     taken = [place for place in places if checked.kinds(place) == {GpusTakenError}] if waits else []
     resumed = order[0] == _holder(options, plan)
     usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
-    least = job.min_nodes + job.spares
+    least = job.max_machines if job.is_uneven else job.min_nodes + job.spares
     if len(usable) < least:
         raise checked.refusal(need=least, dry_run=dry_run)
     usable, notes = _with_checkpoints(options, plan, checked, usable, holder_first=resumed)
     chosen = usable[: max(least, min(job.max_machines, len(ready)))]
+    if job.is_uneven:
+        others = [place for place in usable if place >= job.max_machines]
+        chosen = [place if place in usable else others.pop(0) for place in range(job.max_machines)]
+        if is_resumed(plan) and chosen[0] != usable[0] and not options.checkpoint_dir and not job.checkpoint_dir:
+            where = f"the checkpoints are on {hosts[usable[0]].address}, which is not the host of node 0"
+            hint = "if the nodes have their own numbers of GPUs, hosts keep their order: list this host first"
+            raise UnavailableError(f"nothing was started: {where}", hint=hint)
     unused = [place for place in places if place not in chosen and checked.kinds(place)]
     notes += [one_line(f"{hosts[place].address} is not used: {checked.why(place)}") for place in unused]
     at = [hosts[place] for place in chosen]
@@ -178,7 +186,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             for place, number in zip(order, tickets, strict=False)
         )
         polled = [parse_facts(answer) for answer in answers]
-        lines = [_waits_for(plan, hosts[place], fact) for place, fact in zip(order, polled, strict=False)]
+        lines = [_waits_for(plan, hosts[place], fact, place) for place, fact in zip(order, polled, strict=False)]
         waiting, now = next(filter(None, lines), ""), polled[0].number("now")
         started = started or now
         if waiting and now >= started + (plan.wait_s or 0):
@@ -189,8 +197,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             )
 
 
-def _waits_for(plan: Plan, host: SshHost, fact: Facts) -> str:
-    """Return a message about what the launch waits for on a host, or "" if it can start there.
+def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
+    """Return a message about what the launch waits for on the host of a node, or "" if it can start there.
 
     Raises UnavailableError if the launch is no longer in the host's queue.
     """
@@ -198,7 +206,7 @@ def _waits_for(plan: Plan, host: SshHost, fact: Facts) -> str:
         why = fact.failure or "the host removed it"
         raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({why})")
     ahead = fact.ahead(plan.uid)
-    free, need = len(fact.free_gpus), plan.job.gpus
+    free, need = len(fact.free_gpus), plan.job.gpus_of(node)
     if not ahead and free >= need and not fact.get("claims_error"):
         return ""
     line = f"place {len(ahead) + 1} of {len(fact.tickets)} in the queue"

@@ -1,7 +1,7 @@
 """Parses what hosts have reported about themselves, and finds reasons why a run cannot start on them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -11,7 +11,7 @@ from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.files.images import Image, difference, read_inspect
 from ddpctl.job.launch_plan import Plan, script_of
-from ddpctl.job.spec import JobSpec, size_bytes
+from ddpctl.job.spec import size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
 from ddpctl.targets.ssh.options import SshHost, SshOptions
@@ -154,11 +154,24 @@ def clock_of(date: Output) -> float | None:
     return None
 
 
-def judge(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Judgement:
-    """Find the problems of each host. The launch's own tickets are not a problem."""
+def judge(
+    options: SshOptions,
+    plan: Plan,
+    hosts: Sequence[SshHost],
+    facts: Sequence[Facts],
+    gpus_of: Callable[[int], int] | None = None,
+) -> Judgement:
+    """Find the problems of each host. The launch's own tickets are not a problem.
+
+    ``gpus_of`` returns the number of GPUs that the host at a position needs. None: host N is for node N.
+    """
     job = plan.job
+    needs = map(gpus_of or job.gpus_of, range(len(hosts)))
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
-    wrong = [[*_alone(options, plan, host, fact, cuda)] for host, fact in zip(hosts, facts, strict=True)]
+    wrong = [
+        [*_alone(options, plan, host, fact, need if cuda else 0)]
+        for host, fact, need in zip(hosts, facts, needs, strict=True)
+    ]
     for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
         wrong[number].append((ConfigError, "image", text))
     names: dict[str, str] = {}  # machine → its first address
@@ -173,7 +186,7 @@ def judge(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequ
     )
 
 
-def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bool) -> Iterator[Problem]:
+def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, gpus: int) -> Iterator[Problem]:
     if fact.failure:
         yield UnavailableError, "SSH", fact.failure
         return
@@ -196,7 +209,7 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bo
             f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {format_free(free)} "
             f"free in {options.home}",
         )
-    yield from _gpus(options, plan, host, fact, cuda)
+    yield from _gpus(options, plan, host, fact, gpus)
     script = script_of(plan.job.command)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
     if script and looked and options.project != "sync" and not fact.get("script"):
@@ -209,24 +222,23 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bo
         )
 
 
-def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: bool) -> Iterator[Problem]:
-    job = plan.job
-    if not cuda:
+def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, need: int) -> Iterator[Problem]:
+    if not need:
         return
     if failure := fact.get("gpu_error"):
         text = f"nvidia-smi failed there ({failure}): repair the driver, or use --device cpu"
         yield UnavailableError, "GPUs", text
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
-    if allowed < job.gpus:
+    if allowed < need:
         limit = "" if host.gpus is None else f", of which a run may have {host.gpus}"
         has = f"{counted(len(fact.gpus), 'GPU')}{limit}"
-        fewer = "use fewer, or" if allowed else "use"
-        yield ConfigError, "GPUs", f"it has {has}, not {job.gpus}: {fewer} --device cpu for CPU ranks"
+        fewer = "use fewer, give each node its own number (--gpus N,N,...), or" if allowed else "use"
+        yield ConfigError, "GPUs", f"it has {has}, not {need}: {fewer} --device cpu for CPU ranks"
     elif fact.get("claims_error"):
         yield UnavailableError, "GPUs", f"its free GPUs are unknown: {fact.get('claims_error')}"
-    elif len(fact.free_gpus) < job.gpus:
-        yield GpusTakenError, "GPUs", _taken(job, fact)
+    elif len(fact.free_gpus) < need:
+        yield GpusTakenError, "GPUs", _taken(need, fact)
     elif ahead := fact.ahead(plan.uid):
         who = f"{'run' if len(ahead) == 1 else 'runs'} {', '.join(map(repr, ahead))}"
         waits = "is already waiting" if len(ahead) == 1 else "are already waiting"
@@ -236,7 +248,7 @@ def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, cuda: boo
         yield UnavailableError, "container runtime", text
 
 
-def _taken(job: JobSpec, fact: Facts) -> str:
+def _taken(need: int, fact: Facts) -> str:
     verb = "is" if len(fact.free_gpus) == 1 else "are"
     now = fact.number("now")
     who = [
@@ -247,7 +259,7 @@ def _taken(job: JobSpec, fact: Facts) -> str:
     if len(fact.gpus) - len(fact.free_gpus) > sum(len(claim.gpus) for claim in fact.claims):
         who.append("other programs use the rest: see nvidia-smi")
     return (
-        f"{counted(job.gpus, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free "
+        f"{counted(need, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free "
         f"({', '.join(who)}): use --wait, such as --wait 2h, to wait for free GPUs"
     )
 

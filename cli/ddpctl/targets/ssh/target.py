@@ -1,5 +1,6 @@
 """The operations (verbs) of the target ssh, which run commands on its hosts."""
 
+import itertools
 import json
 import re
 import shlex
@@ -60,7 +61,7 @@ class SshTarget(Target):
 
     kind = "ssh"
     capabilities = frozenset[Capability](
-        {"copies", "discovery", "hosts", "interrupt", "pull", "spares", "stop", "wait"}
+        {"copies", "discovery", "hosts", "interrupt", "pull", "spares", "stop", "uneven", "wait"}
     )
 
     options: SshOptions
@@ -203,7 +204,7 @@ class SshTarget(Target):
         for node, host, fact in zip(nodes, hosts, facts, strict=True):
             ordered = dict.fromkeys((*fact.gpus[: host.gpus], *fact.gpus))  # those that a run may have come first
             free = [gpu for gpu in ordered if gpu in fact.free_gpus] if start.cuda else []
-            gpus = tuple(free[: start.plan.job.gpus])
+            gpus = tuple(free[: start.plan.job.gpus_of(node)])
             text = node_script(self.options, start, node, fact, gpus)
             commands.append(sh(host.host, text, timeout_s=START_S, secret=bool(start.secrets), starts=True))
         outputs = yield tuple(commands)
@@ -317,7 +318,8 @@ class SshTarget(Target):
         at = [self.options.hosts[number] for number in spares]
         facts = (yield from self._probe(run, at)) if at else ()
         device = run.handle.get("device", run.job.device)
-        choice = judge(self.options, replace(run, job=replace(run.job, device=device)), at, facts)
+        plan, need = replace(run, job=replace(run.job, device=device)), max(map(run.job.gpus_of, lost))
+        choice = judge(self.options, plan, at, facts, gpus_of=lambda _: need)
         ready = [place for place in range(len(at)) if not choice.kinds(place)][: len(lost)]
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
@@ -459,11 +461,11 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
     image = {"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}
     images = {} if options.runtime == "none" else {"image": (json.dumps([image]),)}
     guesses = {"id": ("<uid>:<gid>",), "home": ("<home>",), "ssh": ("- - <address>",), "asked": (job.image,)}
-    gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(job.gpus)), "busy": ()}
     assumed = []
-    for fact in facts:
+    for need, fact in zip(map(job.gpus_of, itertools.count()), facts, strict=False):
+        gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(need)), "busy": ()}
         known = guesses | fact.words | ({} if fact.image else images)
-        assumed.append(replace(fact, words=known | ({} if len(fact.free_gpus) >= job.gpus else gpus)))
+        assumed.append(replace(fact, words=known | ({} if len(fact.free_gpus) >= need else gpus)))
     return tuple(assumed)
 
 

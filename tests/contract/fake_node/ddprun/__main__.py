@@ -2,6 +2,7 @@
 
 The arguments of the script say what happens, in this order; train.py beside it does the same under a real ddprun:
 
+    ranks=N,N,...  the number of ranks of each node, if they differ
     start=FILE     stay in the state starting until FILE exists
     steps=N        each rank takes N steps
     hang           a rank has not entered the last collective, in which the others wait
@@ -11,6 +12,8 @@ The arguments of the script say what happens, in this order; train.py beside it 
     exit=CODE@R    rank R exits with CODE, which ends the run
     cause=C:CODE   the run ends with this cause and code
     vanish         ddprun and its ranks are killed
+
+A rehearsal has a plan, whose command has these arguments. Its record is that of the file ``facts.json``.
 """
 
 import base64
@@ -47,10 +50,11 @@ class Node:
         nodes = options.get("--nnodes") or environ.get(names.NNODES) or environ["SLURM_JOB_NUM_NODES"]
         self.nodes, per_node = int(nodes.rpartition(":")[2]), int(environ.get(names.NPROC_PER_NODE) or 1)
         self.ranks = range(self.node * per_node, (self.node + 1) * per_node)
+        self.world_size = self.nodes * per_node
         self.folder = Path(environ[names.RUN_DIR]) / run_files.node_name(self.node)
         self.checkpoints = Path(environ[names.CHECKPOINT_DIR])
         self.environ, self.step, self.stopped, self.stopped_at, self.answered = environ, 0, 0, 0.0, ""
-        self.hangs = False
+        self.hangs, self.facts = False, list[Any]()
         self.lifeline = int(environ[names.LIFELINE_FD]) if names.LIFELINE_FD in environ else None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.lock = os.open(self.folder / run_files.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -96,7 +100,7 @@ class Node:
             log = str(self.folder / run_files.rank_log(rank))
             processes.append(RankProcess(rank=rank, local_rank=local, pid=pid, log=log))
         os.close(reader)
-        world_size = self.nodes * len(self.ranks)
+        world_size = self.world_size
         self.events.emit("ranks_started", seconds=0.0, ranks=[*self.ranks], world_size=world_size)
         self.state = replace(self.state, state="training", ranks=tuple(processes))
         self.state.write(self.folder)
@@ -186,6 +190,8 @@ class Node:
     def save(self) -> None:
         if not self.state.ranks:
             return
+        for line in log_record.pack_result({"runs": self.facts, "signal": self.stopped}) if self.facts else ():
+            self.log(line, 0)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         path = self.checkpoints / f"step-{self.step:08}.pt"
         if self.node == 0:
@@ -236,7 +242,12 @@ class Node:
         script = [(name, value) for name, _, value in (word.partition("=") for word in words)]
         saves, self.hangs = dict(script).get("save"), ("hang", "") in script
         for name, value in script:
-            if name == "start":
+            if name == "ranks":
+                counts = [int(count) for count in value.split(",")]
+                assert counts[self.node] == len(self.ranks)
+                first, self.world_size = sum(counts[: self.node]), sum(counts)
+                self.ranks = range(first, first + len(self.ranks))
+            elif name == "start":
                 self.wait(value)
             elif not self.state.ranks and not self.stopped:
                 self.start_ranks()
@@ -262,8 +273,11 @@ def main(argv: list[str]) -> NoReturn:
     while argv and argv[0].startswith("--"):  # each option that ddpctl gives has a value
         options[argv[0]] = argv[1]
         del argv[:2]
-    words = argv[2 if argv[0] == "-m" else 1 :]
-    Node(options, os.environ).run(words or ["steps=1"])
+    node, words = Node(options, os.environ), argv[2 if argv[0] == "-m" else 1 :]
+    if argv[:2] == ["-m", "ddprun.rehearsal"]:
+        Path("plan.json").write_text(argv[2])
+        node.facts, words = json.loads(Path("facts.json").read_text()), json.loads(argv[2])["command"][1:]
+    node.run(words or ["steps=1"])
 
 
 if __name__ == "__main__":
