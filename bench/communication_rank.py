@@ -53,7 +53,7 @@ def main() -> None:
             began = time.monotonic()
         if step == warm_up + steps:
             break
-        shard = shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+        shard = shard_of(batch, rank=rank_info.rank, shares=(1,) * rank_info.size)
         phases.begin()
         train_step(state, shard, step=step + 1, epoch=0, lr=0.01, phases=phases, guard=guard)
         phases.end(step + 1)

@@ -143,7 +143,7 @@ def ours_rank(epochs, images, batch):
         order = epoch_order(len(state.data.train), seed=0, epoch=epoch)
         for indices in batches(order, state.batch_size, first=0):
             phases.begin()
-            shard = shard_of(indices, rank=rank, world_size=2)
+            shard = shard_of(indices, rank=rank, shares=(1, 1))
             step += 1
             train_step(state, shard, step=step, epoch=epoch, lr=0.01, phases=phases, guard=guard)
             phases.end(step)

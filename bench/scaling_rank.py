@@ -35,7 +35,7 @@ order = epoch_order(len(state.data.train), seed=0, epoch=0).to(world.device)
 for step, batch in enumerate(batches(order, size, first=0)):
     if step == WARM_UP:
         began = time.monotonic()
-    shard = shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+    shard = shard_of(batch, rank=rank_info.rank, shares=(1,) * rank_info.size)
     phases.begin()
     loss = train_step(state, shard, step=step + 1, epoch=0, lr=0.01, phases=phases, guard=guard)
     phases.end(step + 1)

@@ -58,7 +58,7 @@ def ours(setting):
             order = epoch_order(len(state.data.train), seed=0, epoch=epoch).to(device)
             for batch in batches(order, state.batch_size, first=0):
                 if len(batch) == state.batch_size:
-                    yield epoch, shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+                    yield epoch, shard_of(batch, rank=rank_info.rank, shares=(1,) * rank_info.size)
             epoch += 1
 
     shares, done = stream(), [0]

@@ -16,7 +16,7 @@ from ddpwire.communication import (
 )
 
 # The parameters of a ResNet-18 for small images.
-RESNET_18 = [(64, 3, 3, 3)]
+RESNET_18: list[tuple[int, ...]] = [(64, 3, 3, 3)]
 for inputs, outputs in ((64, 64), (64, 128), (128, 256), (256, 512)):
     RESNET_18 += [(outputs, inputs, 3, 3)] + [(outputs, outputs, 3, 3)] * 3
     RESNET_18 += [(outputs, inputs, 1, 1)] if inputs != outputs else []
@@ -50,7 +50,7 @@ def test_powersgd_sends_small_and_flat_parameters_whole() -> None:
 
 def test_a_link_is_fitted_to_all_reduces() -> None:
     fitted = fit_link(4, {4096: 0.001, 16 << 20: 2.001})
-    assert (fitted.latency_s, fitted.bytes_per_s) == (0.001, pytest.approx(1.5 * (16 << 20) / 2))
+    assert [fitted.latency_s, fitted.bytes_per_s] == pytest.approx([0.001, 1.5 * (16 << 20) / 2])
     assert fit_link(2, {1 << 20: 0.5}).latency_s == 0
 
 

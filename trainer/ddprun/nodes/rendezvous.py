@@ -458,16 +458,16 @@ class FixedRankRendezvous(RendezvousHandler):
         ranks = self._voter.electorate.ranks
         for node in lost:
             large = (spare for spare in free if self._read_ranks(spare) >= ranks[node])
-            if (spare := min(large, key=self._read_ranks, default=None)) is None:
+            if (chosen := min(large, key=self._read_ranks, default=None)) is None:
                 continue
-            free.remove(spare)
-            host, _, token = self._read_standby(spare)
+            free.remove(chosen)
+            host, _, token = self._read_standby(chosen)
             facts = {"token": token, "ranks": ranks[node]} | joining.run_facts(self._config)
             self.control.set(f"claim/{node}", json.dumps(facts))
             self.control.delete_key(f"{self.attempt}/here/{node}")  # the lost node may have arrived before
-            self.control.set(f"place/{spare}", str(node))
-            self._called[node] = spare
-            self._log(f"spare {spare} ({host}) takes the place of node {node}, which was lost")
+            self.control.set(f"place/{chosen}", str(node))
+            self._called[node] = chosen
+            self._log(f"spare {chosen} ({host}) takes the place of node {node}, which was lost")
         if left := [node for node in lost if node not in self._called]:
             self._hopeless_at = self._hopeless_at or time.monotonic()
             if time.monotonic() - self._hopeless_at > REPLACE_S:
