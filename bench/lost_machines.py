@@ -39,7 +39,7 @@ PORT, NODES = "61234", 3
 STEPS, PAUSE_S = 100, 0.1
 LIMIT_S = 15.0  # from a loss to the first step of all ranks, or to the end
 WAIT_S, POLL_S = 90.0, 0.02
-TORCHRUN_S = 300.0
+TORCHRUN_S = 180.0
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 ORPHANS_S = 5.0  # processes of a ddprun that has ended end within 2 s
 
@@ -335,8 +335,9 @@ def beside(number: int, dice: random.Random) -> str:
         run.until(lambda: run.reached(3), "the first steps")
         time.sleep(dice.uniform(0, 3))
         trains = {int(path.suffix[1:]) for path in (run.folder / "steps").glob("*")}
-        ranked = [each for each, machine in enumerate(run.machines) if trains & {*machine.pids()}]
-        at, left = run.lose(ranked[number]), [each for each in run.processes if each != ranked[number]]
+        ranked = [each for each, machine in enumerate(run.machines) if each and trains & {*machine.pids()}]
+        lost = ranked[0] if number else 0  # the first machine has the store, whether it trains or waits
+        at, left = run.lose(lost), [each for each in run.processes if each != lost]
 
         def is_over() -> bool:
             return all(map(run.has_ended, left)) or min(run.last_starts()) > at
@@ -359,8 +360,9 @@ def main() -> None:
     args = parser.parse_args()
     import_modules()
     if args.torchrun:
-        for lost, turn in itertools.product((1, 0), range(args.rounds)):
-            print(f"torchrun loses node {lost}: {beside(lost, random.Random(f'{args.seed} {turn}'))}", flush=True)  # noqa: S311
+        for number, turn in itertools.product((1, 0), range(args.rounds)):
+            end = beside(number, random.Random(f"{args.seed} {turn}"))  # noqa: S311
+            print(f"torchrun loses {'another machine' if number else 'the store'}: {end}", flush=True)
         return
     weights, failed = undisturbed(), 0
     for name in args.only.split(","):
