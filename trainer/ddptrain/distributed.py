@@ -401,6 +401,7 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
         (ways, "--compile", is_auto and compile_mode != "off"),
         (ways, "--ema", may_be_local and options.training.ema > 0),
         (ways, "--sync-bn", may_be_local and ranks.sync_bn),
+        (ways, "--balance", may_be_local and ranks.balance != "off"),  # a local step has its own rank's mean gradient
         (strategy, "--sync-bn", is_sharded and ranks.sync_bn),
         (strategy, "--static-graph", is_sharded and ranks.static_graph),
         (strategy, "--optimizer muon", is_sharded and options.optimizer.name == "muon"),

@@ -14,7 +14,7 @@ from ddptrain import balance
 from ddptrain.balance import Balance, measured_shares
 from ddptrain.config import parse_options
 from ddptrain.data.sampling import batches, epoch_order, shard_of, shard_sizes
-from ddptrain.distributed import RankInfo
+from ddptrain.distributed import RankInfo, check_strategy
 from ddptrain.errors import TrainError
 from ddptrain.straggler import RankHost, StragglerEvent, straggler_message
 
@@ -128,6 +128,14 @@ def test_a_rank_is_called_slow_for_its_share() -> None:
 def test_what_does_not_fit_is_refused(options: list[str], named: str) -> None:
     with refused(TrainError, *named.split(), code=78):
         make(*options)
+
+
+@pytest.mark.parametrize("way", ["localsgd:8", "diloco:8", "auto"])
+def test_ranks_that_exchange_weights_have_equal_shares(way: str) -> None:
+    options = parse_options(["--balance=3:1", f"--communication={way}"], {})
+    with refused(TrainError, "--communication", way, "--balance", code=78):
+        check_strategy(options, RankInfo(size=2))
+    check_strategy(parse_options(["--balance=3:1", "--communication=powersgd:4"], {}), RankInfo(size=2))
 
 
 @pytest.mark.parametrize("text", ["3", "on", "0:1", "1:", "1.5:1", "-1:2"])
