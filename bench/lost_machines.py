@@ -5,6 +5,9 @@ imported torch: a round takes a minute less on a busy machine. To lose a machine
 processes are killed at once. Nothing starts a ddprun again. Each round checks that the ranks train again within
 LIMIT_S, that the final weights are those of an undisturbed run, that no two processes of a rank ever trained at the
 same time, the exit codes, and that no process is left. Needs root and ip (iproute2).
+
+With --torchrun, torchrun runs the same script beside it (c10d on the first machine, --max-restarts 3): the last machine
+is a further agent, which torchrun keeps for a lost one. It prints when the ranks train again, or when the agents end.
 """
 
 import argparse
@@ -36,6 +39,7 @@ PORT, NODES = "61234", 3
 STEPS, PAUSE_S = 100, 0.1
 LIMIT_S = 15.0  # from a loss to the first step of all ranks, or to the end
 WAIT_S, POLL_S = 90.0, 0.02
+TORCHRUN_S = 180.0
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 ORPHANS_S = 5.0  # processes of a ddprun that has ended end within 2 s
 
@@ -53,6 +57,7 @@ class Run:
     spares: int
     pause_s: float = PAUSE_S
     options: tuple[str, ...] = ()
+    module: str = "ddprun"
     processes: dict[int, int] = field(default_factory=dict)  # machine → the pid of its ddprun
     statuses: dict[int, int] = field(default_factory=dict)  # machine → the exit code of its ddprun
     lost: list[int] = field(default_factory=list)
@@ -69,9 +74,14 @@ class Run:
         for number, machine in enumerate(self.machines):
             place = ["--nnodes", NODES, "--spares", self.spares, "--node-rank", number]
             place += ["--master-addr", self.machines[0].address, "--master-port", PORT]
+            if self.module != "ddprun":
+                place = ["--nnodes", NODES, "--nproc-per-node", 1, "--max-restarts", 3, "--rdzv-backend", "c10d"]
+                place += ["--rdzv-id", "lost", "--rdzv-endpoint", f"{self.machines[0].address}:{PORT}"]
+                place += ["--rdzv-conf", f"is_host={int(not number)}", "--local-addr", machine.address]
+                ours["GLOO_SOCKET_IFNAME"] = "eth0"
             script = [SCRIPT, self.folder, "--steps", STEPS, "--pause", self.pause_s, "--timeout", 60]
             argv = [*map(str, place), *self.options, *map(str, script)]
-            self.processes[number] = fork_ddprun(machine, argv, ours, self.folder, self.log(number))
+            self.processes[number] = fork_agent(self.module, machine, argv, ours, self.folder, self.log(number))
 
     def log(self, number: int) -> Path:
         return self.folder / f"log-{number}"
@@ -168,8 +178,10 @@ def import_modules() -> None:
         importlib.import_module(name)
 
 
-def fork_ddprun(machine: lab.Machine, argv: list[str], environ: dict[str, str], folder: Path, log: Path) -> int:
-    """Run ``ddprun ARGV`` on a machine, in a process forked from this one. Return its pid."""
+def fork_agent(
+    module: str, machine: lab.Machine, argv: list[str], environ: dict[str, str], folder: Path, log: Path
+) -> int:
+    """Run ``python -m MODULE ARGV`` on a machine, in a process forked from this one. Return its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -185,9 +197,9 @@ def fork_ddprun(machine: lab.Machine, argv: list[str], environ: dict[str, str], 
         os.setsid()
         os.environ.clear()
         os.environ.update(environ)
-        sys.argv, sys.orig_argv = ["ddprun", *argv], [sys.executable, "-m", "ddprun", *argv]
+        sys.argv, sys.orig_argv = [module, *argv], [sys.executable, "-m", module, *argv]
         sys.path.insert(0, str(ROOT / "trainer"))
-        runpy.run_module("ddprun", run_name="__main__")
+        runpy.run_module(module, run_name="__main__")
     finally:
         os._exit(70)
 
@@ -317,13 +329,41 @@ def undisturbed() -> str:
         return weights
 
 
+def beside(number: int, dice: random.Random) -> str:
+    """Lose a machine of torchrun's. Return what became of the run."""
+    with start_run(1, module="torch.distributed.run") as run:
+        run.until(lambda: run.reached(3), "the first steps")
+        time.sleep(dice.uniform(0, 3))
+        trains = {int(path.suffix[1:]) for path in (run.folder / "steps").glob("*")}
+        ranked = [each for each, machine in enumerate(run.machines) if each and trains & {*machine.pids()}]
+        lost = ranked[0] if number else 0  # the first machine has the store, whether it trains or waits
+        at, left = run.lose(lost), [each for each in run.processes if each != lost]
+
+        def is_over() -> bool:
+            return all(map(run.has_ended, left)) or min(run.last_starts()) > at
+
+        try:
+            took_s = run.until(is_over, "training again, or the end", TORCHRUN_S) - at
+        except WrongError:
+            return f"neither trains again nor has ended after {TORCHRUN_S:.0f} s"
+        if min(run.last_starts()) > at:
+            return f"trains again after {took_s:.1f} s"
+        return f"all agents have ended after {took_s:.1f} s"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1, help="of each scenario")
     parser.add_argument("--only", default=",".join(SCENARIOS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torchrun", action="store_true")
     args = parser.parse_args()
     import_modules()
+    if args.torchrun:
+        for number, turn in itertools.product((1, 0), range(args.rounds)):
+            end = beside(number, random.Random(f"{args.seed} {turn}"))  # noqa: S311
+            print(f"torchrun loses {'another machine' if number else 'the store'}: {end}", flush=True)
+        return
     weights, failed = undisturbed(), 0
     for name in args.only.split(","):
         spares, play = SCENARIOS[name]

@@ -1,6 +1,6 @@
 """Measure what a start, training and a failure cost node 0 and another node with real agents, and torchrun beside them.
 
-    python bench/scale_real.py [--nodes 64] [--seconds 10] [--agent ddprun torchrun] [--json FILE]
+    python bench/scale_real.py [--nodes 64] [--seconds 10] [--agent ddprun torchrun] [--rounds 1] [--count]
 
 All agents are forked from this process, which has imported torch and what both agents need. Each agent has one rank,
 which imports nothing. torchrun uses its c10d rendezvous, whose store is in node 0's agent. The phases are
@@ -11,14 +11,16 @@ which imports nothing. torchrun uses its c10d rendezvous, whose store is in node
     end       all ranks exit with 0; until all agents have ended
 
 The CPU time is that of the agent alone, without its rank and the process that forks it. "agreed" is the time until
-every node has heard of the failure, from ddprun's events. Calls and bytes (keys and values in both directions) are
-those of ddprun's control store. Wall times say something only if the machine is idle.
+every node has heard of the failure, from ddprun's events. With --count, ddprun is also run once with counters: its
+calls and bytes (keys and values in both directions) are those of its control store. The counters take CPU time, so that
+this run is shown without. Wall times say something only if the machine is idle.
 """
 
 import contextlib
 import mmap
 import os
 import signal
+import statistics
 import struct
 import sys
 import tempfile
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from measuring import free_port, options, wait_until, write_json
+from measuring import free_port, in_turns, options, wait_until, write_json
 
 from ddprun.ranks import fork_server
 from ddprun.system import compat, processes
@@ -72,8 +74,9 @@ def count_calls(counts: mmap.mmap) -> None:
 class Agents:
     """The agents of a run, and what each phase cost the first two."""
 
-    def __init__(self, kind: str, num_nodes: int, folder: Path) -> None:
+    def __init__(self, kind: str, num_nodes: int, folder: Path, *, counts: bool) -> None:
         self.kind, self.num_nodes, self.folder, self.port = kind, num_nodes, folder, free_port()
+        self.is_counted = counts
         (folder / "rank.py").write_text(RANK)
         self.counts = [mmap.mmap(-1, COUNTS.size) for _ in range(num_nodes)]
         self.phases: dict[str, list[dict[str, float]]] = {}
@@ -105,7 +108,8 @@ class Agents:
             if self.kind == "ddprun":
                 from ddprun.main import main
 
-                count_calls(self.counts[node])
+                if self.is_counted:
+                    count_calls(self.counts[node])
                 main()
             else:
                 from torch.distributed.run import main as torchrun
@@ -139,10 +143,10 @@ class Agents:
         return len([*self.folder.glob("rank.*.*")]) == times * self.num_nodes
 
 
-def measure(kind: str, num_nodes: int, seconds: float) -> dict[str, Any]:
+def measure(kind: str, num_nodes: int, seconds: float, *, counts: bool = False) -> dict[str, Any]:
     """Run once."""
     with tempfile.TemporaryDirectory(prefix="ddp-scale-") as name:
-        agents = Agents(kind, num_nodes, Path(name))
+        agents = Agents(kind, num_nodes, Path(name), counts=counts)
         try:
             wait_until(lambda: agents.started(1), "all ranks", timeout_s=900)
             agents.end("start")
@@ -181,6 +185,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--agent", nargs="+", choices=["ddprun", "torchrun"], default=["ddprun", "torchrun"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--count", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the agents end, too
@@ -190,21 +196,28 @@ def main() -> None:
     import torch.distributed.run
     import torch.nn.parallel  # noqa: F401
 
-    import ddprun.bringup  # noqa: F401
+    import ddprun.agent
+    import ddprun.bringup
+    import ddprun.main  # noqa: F401
 
-    results = []
-    print(f"{'agent':<10}{'nodes':>6}{'phase':>9}{'seconds':>9}  {'node 0: CPU s':>13}{'calls':>8}{'bytes':>10}"
-          f"  {'node 1: CPU s':>13}{'calls':>8}{'bytes':>10}{'load':>7}")  # fmt: skip
-    for kind in args.agent:
+    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.agent}
+    print(f"{'agent':<10}{'nodes':>6}{'phase':>9}{'seconds':>9}{'node 0: CPU s':>15}{'node 1: CPU s':>15}{'load':>7}")
+    for _, kind in in_turns(args.agent, args.rounds):
         result = measure(kind, args.nodes, args.seconds)
-        results.append(result)
+        results[kind].append(result)
         for phase, costs in result["phases"].items():
-            cells = "".join(f"  {cost['cpu_s']:>13.3f}{cost['calls']:>8.0f}{cost['bytes']:>10.0f}" for cost in costs)
+            cells = "".join(f"{cost['cpu_s']:>15.3f}" for cost in costs)
             print(f"{kind:<10}{args.nodes:>6}{phase:>9}{costs[0]['seconds']:>9.1f}{cells}{result['load']:>7.1f}")
         print(f"{kind}: {result['heard']} nodes have heard of the failure after {result['agreed_s']} s", flush=True)
-    for phase in ("start", "failure") if len(results) == 2 else ():
-        ours, theirs = (result["phases"][phase][0]["cpu_s"] for result in results)
+    for phase in ("start", "failure") if len(args.agent) == 2 else ():
+        ours, theirs = (
+            statistics.median(result["phases"][phase][0]["cpu_s"] for result in of) for of in results.values()
+        )
         print(f"{phase}: node 0's CPU time is {ours / theirs:.2f} of torchrun's ({ours:.2f} of {theirs:.2f} s)")
+    if args.count:
+        for phase, costs in measure("ddprun", args.nodes, args.seconds, counts=True)["phases"].items():
+            cells = "; ".join(f"{cost['calls']:.0f} calls, {cost['bytes']:.0f} bytes" for cost in costs)
+            print(f"ddprun, {phase}, node 0 and node 1: {cells}")
     write_json(args.json, results)
 
 

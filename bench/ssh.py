@@ -147,7 +147,7 @@ class Lab:
 def hosts(folder: Path, number: int) -> Iterator[Lab]:
     """Start ``number`` hosts, and write a configuration that lists them."""
     person, port = Person(folder / "me"), measuring.free_port()
-    places = [f"127.0.1.{i}" for i in range(1, number + 1)]
+    places = [f"127.0.{1 + node // 250}.{1 + node % 250}" for node in range(number)]
     python = folder / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,19 @@ def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
 
     lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
     assert "inner -> gate -> inner" in lab.run(ask)[0].stderr
+
+
+def test_server_that_is_slow_to_agree_on_keys_is_not_taken_for_another_program(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpctl.execution.ssh.CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        address, port = server.getsockname()
+        asked = pool.submit(lab.run, Command(argv=("true",), host=Host(address=address, port=port)))
+        with server.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            (slow,) = asked.result()
+    assert (slow.returncode, " 1 s" in slow.stderr) == (255, True), slow.stderr
 
 
 def test_a_lost_connection_is_made_anew(lab: Lab) -> None:

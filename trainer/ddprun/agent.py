@@ -113,9 +113,7 @@ class NodeAgent(SimpleElasticAgent):
         self._waits_for_heartbeat = self._waits_for_resumes = False
         self._world_size = 1
         self.outcome: Outcome | None = None
-        self.on_new_store: Callable[[], None] = lambda: (
-            None
-        )  # called when this node has joined the store of a new node 0
+        self.on_new_store: Callable[[], None] = lambda: None  # called after this node joined a new node 0's store
         self.before_ranks: Callable[[int], None] = lambda _: None  # called with the attempt before its ranks start
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None

@@ -88,8 +88,7 @@ def bring_up(
     journal.emit("preflight_done", seconds=time.time() - journal.state.started)
     checks = PeerChecks(config, report, series, environ)
     report.begin("reach" if config.node_rank else "")
-    check_stop = stop.check
-    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=check_stop, voter=voter)
+    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=stop.check, voter=voter)
     if config.node_rank:
         report.done(f"{rendezvous.master} answers")
     journal.update(master=rendezvous.master)
@@ -106,19 +105,10 @@ def bring_up(
     signals.on_resize = on_resize
     context = NodeContext(
         **{field.name: getattr(node, field.name) for field in fields(Node)},
-        environ=environ,
-        resources=resources,
-        interface=route.interface,
-        workers=workers,
-        commands=commands,
-        notices=notices,
-        stop=stop,
-        logs=logs,
-        series=series,
-        heartbeats=heartbeats,
-        oom_monitor=OomMonitor(),
+        environ=environ, resources=resources, interface=route.interface, workers=workers, commands=commands,
+        notices=notices, stop=stop, logs=logs, series=series, heartbeats=heartbeats, oom_monitor=OomMonitor(),
         downtime=downtime,
-    )
+    )  # fmt: skip
     agent = NodeAgent(context, rendezvous)
     is_new = voter is not None and not config.node_rank  # an elected node 0
     finish_copies = keep_copies(agent, context, rendezvous, route.own, is_new=is_new)
@@ -148,6 +138,8 @@ def keep_copies(
 
     ``own``: the address of this node. Return a function that waits for the last copy, after the ranks have ended.
     """
+    if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):
+        return lambda _: None
     from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
 
     def begin(offers_at: str = "") -> CheckpointCopies | None:

@@ -155,11 +155,8 @@ def main() -> NoReturn:
     def take_place(config: NodeConfig) -> tuple[NodeExit, NodeCommands]:
         """From now on, be the node of this number."""
         nonlocal end, node, commands
-        end, node, commands = (
-            replace(end, config=config),
-            config.node_rank,
-            NodeCommands(config, os.environ, console.log),
-        )
+        end, node = replace(end, config=config), config.node_rank
+        commands = NodeCommands(config, os.environ, console.log)
         console.name = log.name = f"node{node}"
         journal.update(node=node, spare=config.spare)
         notices.config = config

@@ -308,13 +308,13 @@ def _say(text: str) -> None:
 def project_files(plan: Mapping[str, Any]) -> list[str]:
     """Return the files of the current folder that each node gets. Raises OSError, or ValueError if they are too large.
 
-    The command ``list`` selects them. If it is empty, the folder has no other files.
+    The Python code ``list`` selects them. If it is empty, the folder has no other files.
     """
     for name in (*plan["links"], *([] if plan["command"][0] == "-m" else plan["command"][:1])):
         if not Path(name).exists():
             raise FileNotFoundError(f"{name}: no such file in {Path.cwd()}")
     if plan["list"]:
-        argv = [*plan["list"][:-1], sys.executable]
+        argv = [sys.executable, "-P", "-c", plan["list"]]
         listing: Any = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, check=True).stdout)
         names, left_out = listing["files"], listing["left_out"]
     else:

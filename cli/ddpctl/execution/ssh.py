@@ -407,6 +407,8 @@ def _why(error: Exception, hop: _Hop) -> str:
             keys = ", ".join(connection.connect_kwargs["key_filename"])
             why = f"it cannot log in with a key ({keys}: {str(error).lower()})"
             return f"{why}: if the key has another format, convert it with ssh-keygen -p -f KEY"
+        case SSHException() if transport and transport.is_active():  # paramiko does not say that its time is up
+            return f"{place} has not agreed on session keys within {CONNECT_S:g} s: it or this machine is too busy"
         case SSHException():
             return f"{place} does not answer like an SSH server ({str(error).lower()}): check the port"
     return _why_not_there(error, connection.host, place)

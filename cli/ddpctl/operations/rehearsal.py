@@ -16,7 +16,7 @@ from typing import Any
 from ddpctl.command import Command, once
 from ddpctl.errors import UnavailableError, writing
 from ddpctl.execution.interrupts import code_of
-from ddpctl.files.project_files import LIST_ARGV, MAX_BYTES
+from ddpctl.files.project_files import MAX_BYTES
 from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
 from ddpctl.operations.check_job import run_check
 from ddpctl.operations.launcher import AppContext
@@ -25,6 +25,8 @@ from ddpwire.run_files import parse_json
 from ddpwire.work_folder import PLAN, work_folder
 
 TIME_LIMIT_S = 3600.0
+# For the Python of the machine that rehearses, in which ddpctl is installed with ddprun.
+LIST = "import os; from ddpctl.files.project_files import LIST_ARGV as argv; os.execvp(argv[0], argv)"
 DEFAULT_GRACE_S, DEFAULT_IDLE_S = 30.0, 120.0
 
 
@@ -58,7 +60,7 @@ def rehearse(
     plan |= {"steps": steps, "shared": shared, "scenarios": [*scenarios]}
     plan["idle_s"] = DEFAULT_IDLE_S if job.hang_timeout is None else job.hang_timeout or math.inf
     is_copy = there is not None and getattr(there.options, "project", "") == "sync"  # it has no other files
-    plan |= {"list": [] if is_copy else LIST_ARGV, "max_bytes": MAX_BYTES}
+    plan |= {"list": "" if is_copy else LIST, "max_bytes": MAX_BYTES}
     if there:
         command = ["-m", "ddprun.rehearsal", json.dumps(plan)]
         checked = replace(there, name=None, job=replace(there.job, command=tuple(command), hang_timeout=0))

@@ -120,7 +120,8 @@ def calls_to_gather(num_nodes: int) -> int:
     )
     rendezvous = object.__new__(FixedRankRendezvous)
     rendezvous._config, rendezvous.control, rendezvous.attempt = cast(Any, config), store, 1
-    rendezvous._log, rendezvous._check_stop, rendezvous.previous_outcome = print, lambda: None, None
+    rendezvous._is_leader, rendezvous.previous_outcome = True, None
+    rendezvous._log, rendezvous._check_stop = print, lambda: None
     rendezvous._gather()
     assert json.loads(store.get("1/group"))["members"] == list(range(num_nodes))
     return store.calls

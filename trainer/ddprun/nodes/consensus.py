@@ -52,7 +52,8 @@ from ddprun.system.restart_policy import (
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
-MAX_NEW = 64  # nodes without a heartbeat that an update looks for
+WAITING_INTERVAL_S = 1.0  # of heartbeats before an attempt begins, except on node 0, which also reads them
+MAX_NEW = 8  # nodes without a heartbeat that an update looks for before the first attempt
 LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
 HINT = "a spare would take its place (--spares)"
@@ -101,9 +102,11 @@ class LivenessTracker:
         self.step: int | None = None  # the highest step in the attempt
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt. Its nodes have just responded, so set their silence to 0."""
+        """Start an attempt. Its nodes have just sent a heartbeat, so set their silence to 0."""
         self._attempt, self._members = attempt, members
         self.statuses, self.step = (), None
+        self._known += [node for node in members if node in self._new]
+        self._new = deque(node for node in self._new if node not in members)
         for node in members:
             self._nodes[node].silent_s = 0.0
 
@@ -140,7 +143,7 @@ class LivenessTracker:
             if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
                 liveness.is_lost = True
                 self._store.delete_key(f"claim/{node}")
-            if value and not liveness.is_lost:
+            if self._attempt and value and not liveness.is_lost:
                 attempt, signs = stores.decode(f"beat/{node}", value, _read_heartbeat)
                 statuses += signs if attempt == self._attempt else ()
         self.statuses = tuple(statuses)
@@ -309,9 +312,8 @@ class Consensus:
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
                 self._set_decision(self._decide_next(self.history))
             else:
-                self._set_decision(
-                    Decision(outcome=lost if self._config.spares else replace(lost, message=f"{lost.message}; {HINT}"))
-                )
+                hint = "" if self._config.spares else f"; {HINT}"
+                self._set_decision(Decision(outcome=replace(lost, message=f"{lost.message}{hint}")))
 
     def _watch(self) -> None:
         """Detect that calls to the store hang because node 0 ended without closing its connections (power failure).
@@ -330,7 +332,8 @@ class Consensus:
         while not self.node_0_lost:
             self._num_loops += 1
             if time.monotonic() >= self._heartbeat_due:
-                self._heartbeat_due = time.monotonic() + HEARTBEAT_INTERVAL_S
+                interval_s = HEARTBEAT_INTERVAL_S if self._attempt or self._is_leader else WAITING_INTERVAL_S
+                self._heartbeat_due = time.monotonic() + interval_s
                 self._try_store(self._send_heartbeat)
             rest_s = max(0.001, self._heartbeat_due - time.monotonic())
             attempt = self._attempt
@@ -344,8 +347,9 @@ class Consensus:
             except DistNetworkError:
                 self._mark_node_0_lost()
                 return
-            except DistStoreError:
-                pass  # no new report, but a time limit may have passed
+            except DistStoreError:  # nothing new, but on node 0, a time limit may have passed
+                if not self._is_leader:
+                    continue
             if attempt == self._attempt:
                 self._try_store(self._decide if self._is_leader else self._receive_decision)
 

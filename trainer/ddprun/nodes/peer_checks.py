@@ -8,6 +8,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
@@ -48,11 +49,11 @@ class PeerChecks:
             clock.answer_requests(control.clone())
             self._report.done(node_facts.summarize_builds(self._facts))
         else:
-            node, facts = self._config.node_rank, stores.decode("facts", control.get("facts"), dict)
+            node, values = self._config.node_rank, control.multi_get(["facts", "arguments"])
+            facts, hashes = stores.decode("facts", values[0], dict), stores.decode("arguments", values[1], list)
             if differences := node_facts.differences(self._facts, facts, node):
                 message = f"the nodes do not match: {differences}; make all nodes the same"
                 raise node_error(Exit.CONFIG, "config", message, node=node)
-            hashes = stores.decode("arguments", control.get("arguments"), list)
             warnings = (
                 node_facts.differing_argument(self._config.command, hashes, node),
                 node_facts.driver_difference(self._facts, facts, node),
@@ -62,10 +63,8 @@ class PeerChecks:
             self._report.done(node_facts.summarize_builds(self._facts), "warning" if any(warnings) else "ok")
             self._report.begin("clock")
             try:
-                self._set_clock_offset(
-                    clock.offset_s(control, read=lambda key, value: stores.decode(key, value, float))
-                )
-            except DistStoreError:  # the nodes ask one after the other, and one of them may be slow
+                self._set_clock_offset(clock.offset_s(control, read=partial(stores.decode, make=float)))
+            except DistStoreError:
                 self._report.done("unknown: node 0 did not answer in time", "warning")
         check_program(self._config)
         self._report.begin("meet")

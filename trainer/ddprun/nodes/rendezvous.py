@@ -56,12 +56,13 @@ from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
-WAIT_S = 0.25  # for a key; a wait ends when the key is set, but all nodes wait at the same time
-SCAN_S, MAX_SCAN_S = 0.01, 1.0  # per node and at most, between two looks at all nodes
+WAIT_S = 0.25  # for a key on node 0 and if there are spares; a wait ends when the key is set
+GROUP_WAIT_S = 1.0  # the same on the other nodes, which all wait at the same time
+SCAN_S, MAX_SCAN_S = 0.02, 1.0  # per node and at most, between two looks at all nodes
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
-LEFT_READ_S = 2.0  # how long node 0 waits until the others have read why it gives up
+LEFT_READ_S = 3.0  # how long node 0 waits until the others have read why it gives up
 CONNECT_TRIES = 4  # to connect to the store of an attempt
 SPARES_S = 30.0  # how long the first rendezvous waits for spares after all nodes have arrived
 SURVIVORS_S = 3.0  # how long a new node 0 waits for the other nodes before it replaces them
@@ -387,6 +388,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 if len(self._arrived()) >= self._config.min_nodes:
                     break
                 raise self._absent_error(self._missing() or missing)
+        self._raise_if_left()
         if self._config.spares:
             self._called.clear()
             self._voter = self._voter or self._new_voter(self._await_spares())
@@ -480,11 +482,12 @@ class FixedRankRendezvous(RendezvousHandler):
         """
         until, waiting = time.monotonic() + min(MAX_SCAN_S, SCAN_S * self._config.max_nodes), missing
         while waiting and time.monotonic() < until:
-            self._raise_if_left()
             key = f"{self.attempt}/here/{waiting[0]}"
             if self.control.check([key, f"claim/{waiting[0]}"]):
                 waiting = waiting[1:]
-            elif wait.is_over(waiting, key=key):
+                continue
+            self._raise_if_left()
+            if wait.is_over(waiting, key=key):
                 return True
         return False
 
@@ -540,15 +543,12 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _pause(self, key: str) -> None:
         """Sleep briefly. If ``key`` is given, sleep only until the control store has this key."""
-        if not key or self.control.check([key]):
+        if not key or (self._is_leader and self.control.check([key])):  # then the node's claim is missing
             time.sleep(POLL_S)
             return
-        try:
-            self.control.wait([key], timedelta(seconds=WAIT_S))
-        except DistNetworkError:
-            raise
-        except DistStoreError:
-            return  # not yet
+        wait_s = WAIT_S if self._is_leader or self._config.spares else GROUP_WAIT_S
+        with contextlib.suppress(DistStoreError):  # not yet
+            self.control.wait([key], timedelta(seconds=wait_s))
 
     def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s
