@@ -56,7 +56,7 @@ class Balance:
 
         Call this on every rank after an epoch.
         """
-        own_s = gather(self._rank_info, phases.own_mean_s if phases.num_own >= MIN_STEPS else 0.0)
+        own_s = gather(self._rank_info, phases.own_total_s / phases.num_own if phases.num_own >= MIN_STEPS else 0.0)
         if not all(own_s):
             return False
         phases.forget_own()
