@@ -385,7 +385,7 @@ def _typed(host: Host) -> str:
 
 def _why(error: Exception, hop: _Hop) -> str:
     connection, host = hop.connection, hop.host
-    place = f"{connection.host}:{connection.port}"
+    place, transport = f"{connection.host}:{connection.port}", connection.client.get_transport()
     match error:
         case BadHostKeyException():
             return _refusal(_typed(host), hop.known_name, KnownKeys(keys=(error.expected_key,), revoked=()), error.key)
@@ -403,7 +403,7 @@ def _why(error: Exception, hop: _Hop) -> str:
             return _refused_keys(hop)
         case ChannelException():
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
-        case SSHException() if (transport := connection.client.get_transport()) and transport.initial_kex_done:
+        case SSHException() if transport and transport.initial_kex_done:
             keys = ", ".join(connection.connect_kwargs["key_filename"])
             why = f"it cannot log in with a key ({keys}: {str(error).lower()})"
             return f"{why}: if the key has another format, convert it with ssh-keygen -p -f KEY"
