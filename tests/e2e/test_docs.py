@@ -167,6 +167,7 @@ def test_every_file_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
 def test_the_file_of_the_readme_renders(target: str, tmp_path: Path) -> None:
     (text,) = [block for language, block in fences(ROOT / "README.md") if language == "yaml"]
     (tmp_path / "ddpctl.yaml").write_text(text)
+    (tmp_path / "train.py").touch()
     done = in_process("render", "--target", target, cwd=tmp_path)
     assert (done.returncode, "2 nodes x 4 ranks of train.py" in done.stdout) == (0, True), done.stderr
 
