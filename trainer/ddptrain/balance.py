@@ -34,14 +34,14 @@ class Balance:
         if len(self.shares) != size:
             message = f"--balance {given} has {len(self.shares)} shares, but there are {size} ranks"
             raise config_error(message, hint="give one share for each rank, or auto", rank=None)
-        if self.is_measured and options.machine.deterministic:
-            hint = "give the shares that auto has logged, such as --balance 2:1"
-            message = "--balance auto cannot be used with --deterministic: measured times differ from run to run"
-            raise config_error(message, hint=hint, rank=None)
-        if self.is_measured and options.ranks.strategy in SHARDED:
-            message = f"--balance auto cannot be used with --strategy {options.ranks.strategy}"
-            why = "the ranks wait for each other in every layer, so no rank's own time is known"
-            raise config_error(f"{message}: {why}", hint="give shares such as --balance 2:1", rank=None)
+        strategy = options.ranks.strategy
+        for flag, is_conflict, why in (
+            ("--deterministic", options.machine.deterministic, "measured times differ from run to run"),
+            (f"--strategy {strategy}", strategy in SHARDED, "its ranks wait for each other in every layer"),
+        ):
+            if is_conflict and self.is_measured:
+                hint = "give the shares, as auto logs them, such as --balance 2:1"
+                raise config_error(f"--balance auto cannot be used with {flag}: {why}", hint=hint, rank=None)
 
     def shard_of(self, batch_N: Tensor) -> BatchShard:  # noqa: N803 - tensors carry their shape in their name
         """Return this rank's shard of a global batch."""
@@ -56,7 +56,7 @@ class Balance:
 
         Call this on every rank after an epoch.
         """
-        own_s = gather(self._rank_info, phases.own_mean_s if phases.num_own >= MIN_STEPS else 0.0)
+        own_s = gather(self._rank_info, phases.own_total_s / phases.num_own if phases.num_own >= MIN_STEPS else 0.0)
         if not all(own_s):
             return False
         phases.forget_own()

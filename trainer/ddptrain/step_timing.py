@@ -39,18 +39,13 @@ class Phases:
         self.completed: deque[tuple[int, float]] = deque()  # number and seconds of each step; the caller empties it
 
     def forget_own(self) -> None:
-        """Begin a new mean of the rank's own times, without those of the first steps."""
-        self.num_own, self._own_total_s = -SKIPPED_STEPS, 0.0
-
-    @property
-    def own_mean_s(self) -> float:
-        """The mean of the rank's own times of the last ``num_own`` steps."""
-        return self._own_total_s / self.num_own
+        """Begin a new sum of the rank's own times, without those of the first steps."""
+        self.num_own, self.own_total_s = -SKIPPED_STEPS, 0.0
 
     def _add_own(self, seconds: float) -> None:
         self.own_s.append(seconds)
         self.num_own += 1
-        self._own_total_s += seconds if self.num_own > 0 else 0.0
+        self.own_total_s += seconds if self.num_own > 0 else 0.0
 
     def begin(self) -> None:
         """Begin a step."""

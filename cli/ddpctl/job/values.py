@@ -256,14 +256,8 @@ def record_of(base: Any) -> Any:
     return next((part for part in get_args(base) if is_dataclass(part)), None)
 
 
-_WORDS = {
-    types.UnionType: "a whole number or a list such as [4, 2]",
-    int: "a whole number",
-    float: "a number",
-    bool: "a truth value",
-    str: "text",
-    tuple: "a list such as [a, b]",
-}
+_WORDS = {int: "a whole number", float: "a number", bool: "a truth value", str: "text", tuple: "a list such as [a, b]"}
+_WORDS |= {types.UnionType: "a whole number or a list such as [4, 2]"}
 
 
 def words_of(base: Any) -> str:

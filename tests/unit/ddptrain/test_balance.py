@@ -95,7 +95,7 @@ def test_shares_change_after_enough_steps_if_it_pays(
     means = [mean_s if num_own >= balance.MIN_STEPS else 0.0 for mean_s in own_s]
     monkeypatch.setattr(balance, "gather", lambda _, __: means)
     auto = make("auto")
-    phases = cast(Any, SimpleNamespace(own_mean_s=own_s[0], num_own=num_own, forget_own=lambda: None))
+    phases = cast(Any, SimpleNamespace(own_total_s=own_s[0] * num_own, num_own=num_own, forget_own=lambda: None))
     assert auto.adapt(phases) is changes
     assert (auto.shares != (1, 1)) is changes
 
