@@ -29,6 +29,7 @@ from ddptrain.metrics import Metrics
 from ddptrain.step_timing import Phases
 from ddptrain.training_state import TrainingState
 from ddpwire import metrics as catalogue
+from ddpwire.communication import ACCURACY, parse_way
 from ddpwire.events import events_of
 from ddpwire.exits import Exit
 
@@ -149,7 +150,8 @@ def choice_message(choice: Mapping[str, Any]) -> str:
     expected = ", ".join(f"{way} {seconds:.3g} s" for way, seconds in choice["expected_s"].items())
     return (
         f"communication {choice['way']} (--communication auto): a step computes for {choice['compute_s']:.3g} s, and "
-        f"the ranks exchange {choice['bytes_per_s'] / 1e6:.3g} MB/s; expected per step: {expected}"
+        f"the ranks exchange {choice['bytes_per_s'] / 1e6:.3g} MB/s; expected per step: {expected}; "
+        f"accuracy: {ACCURACY[parse_way(choice['way']).kind]}"
     )
 
 
