@@ -70,7 +70,7 @@ class StopError(Exception):
 
 
 def stop(*_: object) -> None:
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     raise StopError
 
 
