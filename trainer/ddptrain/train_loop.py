@@ -287,7 +287,7 @@ def evaluate(state: TrainingState) -> Evaluation:
     sizes, rank = shard_sizes(num_samples, state.balance.shares), world.rank_info.rank
     first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
     for start in range(first, first + max(sizes), count):
-        index_B = torch.arange(start, min(start + count, last))
+        index_B = torch.arange(min(start, last), min(start + count, last))
         batch = state.batch_builder.test_batch(index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
             views = _test_views(batch.inputs, state.options.training)

@@ -7,6 +7,7 @@ import torch
 from tests.messages import refused
 from torch.nn import functional
 
+from ddptrain import train_loop
 from ddptrain.config import parse_options
 from ddptrain.data import sampling
 from ddptrain.data.augment import lay_out, num_bytes_laid_out
@@ -187,3 +188,13 @@ def test_the_loss_of_a_test_is_that_of_the_mean_logits() -> None:
     loss = functional.cross_entropy(torch.as_tensor(logits), test.labels_N).item()
     assert evaluation.loss == pytest.approx(loss, rel=1e-6)
     assert evaluation.num_predicted == len(test)
+
+
+@pytest.mark.parametrize("balance", ["1:9", "9:1"])
+def test_ranks_with_unequal_shares_evaluate_each_test_sample_once(
+    balance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_loop, "MAX_EVAL_IMAGES", 4)
+    monkeypatch.setattr(train_loop, "sum_over_ranks", lambda _, values: values)
+    states = [state(f"--balance={balance}", "--no-augment", rank=rank, size=2) for rank in (0, 1)]
+    assert sum(evaluate(each).num_predicted for each in states) == len(states[0].data.test)
