@@ -38,8 +38,9 @@ def cgroups(
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
             if controller in controllers.split(",") or not controllers:  # cgroup v1, or v2
-                group = PurePosixPath(path)
-                yield from (root / controllers / str(folder).lstrip("/") for folder in (group, *group.parents))
+                same = (mount for mount in root.iterdir() if {*mount.name.split(",")} == {*controllers.split(",")})
+                mount, group = next(same, root / controllers), PurePosixPath(path)  # their order may differ
+                yield from (mount / str(folder).lstrip("/") for folder in (group, *group.parents))
 
 
 def usable_cores() -> int:

@@ -36,6 +36,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         ({V2: "6400000 100000\n"}, 8),
         ({V1: "-1\n", PERIOD: "100000\n"}, 8),
         ({V1: "300000\n", PERIOD: "100000\n"}, 3),
+        ({"cpuacct,cpu/cpu.cfs_quota_us": "300000\n", "cpuacct,cpu/cpu.cfs_period_us": "100000\n"}, 3),
         ({V2: "600000 100000\n", "job/cpu.max": "400000 100000\n", "job/step/cpu.max": "max 100000\n"}, 4),
     ],
 )
