@@ -137,7 +137,7 @@ class CheckpointManager:
                     values = self._sharding.read_rows(part, values)
                 agree(rank_info, partial(_load_part, path, name, part, values))
                 del values
-            if self._communication is not None:
+            if self._communication is not None and step < self._state.num_steps:  # else all evaluate the same weights
                 self._communication.load_ranks(path, parts.pop("ranks", None), log_warning)
             if self._saver:
                 self._saver.newest = path
@@ -377,7 +377,9 @@ class CheckpointFinder:
 
     def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
         """Raise TrainError if options that affect the weights have changed, unless --allow-changed-config is given."""
-        before = checkpoint.shaping
+        before = dict(checkpoint.shaping)
+        if "compress" in before:  # the name of the option in older checkpoints
+            before["communication"] = {"none": "plain"}.get(before["compress"], before["compress"])
         changed = [name for name in now if name in before and before[name] != now[name]]
         changes = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in changed)
         if not changes:
