@@ -26,9 +26,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ddprank.heartbeat import HEARTBEAT_FILE
 from ddprun.ranks import fork_server
+from ddprun.ranks.process_groups import OWN_STORE
+from ddprun.settings.node_config import STOP_SIGNALS
 from ddprun.system import compat, network, processes
 from ddpwire import log_record, names
+from ddpwire.events import EVENTS_FILE
 from ddpwire.exits import Exit
 from ddpwire.run_files import OUTCOME, node_name
 from ddpwire.work_folder import END_S, PLAN, work_folder
@@ -53,10 +57,14 @@ TITLES = {
     "ranks": "a second launch with fewer ranks",
 }
 WAIT, DONE = ("", "") if sys.stderr.isatty() else ("\n", "rehearse:  ")  # logs are sent by lines
-# Variables that a launcher, ddprun or torchrun sets: another ddprun would believe them.
+# Variables that a launcher, ddprun or torchrun sets: another ddprun would believe them. A user may have LOCAL_TOKEN.
 OF_A_RUN = re.compile(
-    "(DDP|PET|TORCHELASTIC|GROUP|LOCAL|MASTER|ROLE|SLURM|SRUN)_|(OMP_NUM_THREADS|RANK|WORLD_SIZE|NODE_RANK|"
-    "PROMETHEUS_MULTIPROC_DIR|TORCH_FR_DUMP_TEMP_FILE|(GLOO|NCCL)_SOCKET_IFNAME)$"
+    "(PET|TORCHELASTIC|SLURM|SRUN)_|(OMP_NUM_THREADS|ROLE_(NAME|RANK|WORLD_SIZE)|TORCH_FR_DUMP_TEMP_FILE|"
+    "(GLOO|NCCL)_SOCKET_IFNAME|"
+    + "|".join(
+        [HEARTBEAT_FILE, EVENTS_FILE, OWN_STORE, *(text for text in vars(names).values() if str(text).isupper())]
+    )
+    + ")$"
 )
 TEMPORARY = ("/tmp/", "/var/tmp/", "/dev/shm/")  # noqa: S108 (where scripts leave files)
 
@@ -342,7 +350,7 @@ def rehearse_in_rank(plan: Mapping[str, Any]) -> int:
     A signal ends the rehearsal, and the record then has its number. Nothing is left.
     """
     stops = list[int]()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGHUP, *STOP_SIGNALS.values()):
         signal.signal(number, lambda number, _: stops.append(number))
     processes.adopt_orphans()
     parent, code, runs = os.getpid(), None, list[Any]()

@@ -50,7 +50,7 @@ def rehearse(
     command, script = [*program(job.command)], script_of(job.command)
     if script and Path(script).is_relative_to(cwd):
         command[0] = str(Path(script).relative_to(cwd))  # that of the copy
-    plan: dict[str, Any] = {"links": [*links], "command": command, "env": [*job.env]}
+    plan: dict[str, Any] = {"links": [*links], "command": command, "env": [*job.env, *job.secrets]}
     plan |= {
         "nodes": job.max_nodes,
         "gpus": job.max_gpus,

@@ -121,5 +121,7 @@ def test_each_node_gets_the_files_that_are_sent_and_no_linked_ones(
 
 def test_a_nested_ddprun_gets_no_variable_of_the_run_around_it() -> None:
     own = ("DDP_RUN_DIR", "PET_NNODES", "RANK", "LOCAL_RANK", "MASTER_ADDR", "SLURM_JOB_ID", "OMP_NUM_THREADS")
+    own += ("DDP_EVENTS_FILE", "DDP_HEARTBEAT_FILE", "GROUP_WORLD_SIZE", "ROLE_NAME", "PROMETHEUS_MULTIPROC_DIR")
     others = ("PATH", "HOME", "RANKING", "DATA_RANK", "HF_TOKEN", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
+    others += ("LOCAL_TOKEN", "MASTER_KEY", "DDP_TOKEN", "GROUP_NAME", "ROLE_ARN")
     assert [*filter(OF_A_RUN.match, (*own, *others))] == [*own]
