@@ -24,6 +24,10 @@ def write_facts(there: World) -> Path:
 def test_a_rehearsal_on_a_target_is_a_run_of_one_rank_that_is_removed(world: Callable[[str], World], kind: str) -> None:
     there = world(kind)
     plan = write_facts(there)
+    settings = json.loads((there.folder / "ddpctl.yaml").read_text())
+    settings["job"] |= {"secrets": ["TOKEN"], "env": {"PLAIN": "a"}}
+    (there.folder / "ddpctl.yaml").write_text(json.dumps(settings))
+    there.env |= {"TOKEN": "b"}
     flags = ("--target", "there", "--steps", "12", "--link", "data", "--json")
     done = there.ddpctl("rehearse", *flags, "--", "train.py", "steps=2")
     assert done.returncode == 0, done.stderr
@@ -33,7 +37,7 @@ def test_a_rehearsal_on_a_target_is_a_run_of_one_rank_that_is_removed(world: Cal
     assert [settings[name] for name in ("nodes", "gpus", "ranks", "steps", "links", "max_bytes")] == [
         2, 2, 2, 12, ["data"], 200_000_000,
     ]  # fmt: skip
-    assert settings["command"] == ["train.py", "steps=2"]
+    assert (settings["command"], settings["env"]) == (["train.py", "steps=2"], ["PLAIN", "TOKEN"])
     assert [path.name for path in there.runs.iterdir() if not path.name.startswith(".")] == []
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl import ssh_answers
 from tests.unit.ddpctl.answers import matching, only, perform
 from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, GPUS, RUN, START, by_host, facts
@@ -85,6 +86,41 @@ def test_a_resumed_run_is_where_its_checkpoints_are() -> None:
     assert chosen(replace(AGAIN, checkpoint_dir="box3:~/c"))[0].numbers == (2, 0)
     shared = replace(OPTIONS, checkpoint_dir="/nfs")
     assert chosen(AGAIN, shared, box1=DEAD)[0].numbers == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "holder", "dead", "numbers"),
+    [
+        pytest.param((2, 1), "box1", (), (0, 1), id="node-0"),
+        pytest.param((2, 1), "box4", ("box1",), (3, 1), id="spare-again"),
+        pytest.param((2, 1), "box4", (), (3, 1), id="spare-whose-predecessor-is-back"),
+        pytest.param((2, 1), "box4", ("box2",), (3, 0), id="predecessor-replaces-a-smaller-host"),
+        pytest.param((2, 2, 1), "box2", (), (1, 0, 2), id="equal-hosts-change-places"),
+        pytest.param((2, 1), "box2", (), None, id="too-few-gpus-for-node-0"),
+        pytest.param((1, 2), "box4", ("box2", "box3"), None, id="too-few-gpus-for-node-1"),
+        pytest.param((1, 2), "box3", ("box2",), (2, 3), id="spare-for-node-1"),
+        pytest.param((2, 1), "", (), (0, 1), id="shared"),
+    ],
+)
+def test_a_resumed_run_keeps_the_order_of_hosts_with_their_own_numbers_of_gpus(
+    gpus: tuple[int, ...], holder: str, dead: tuple[str, ...], numbers: tuple[int, ...] | None
+) -> None:
+    job = replace(PLAN.job, nodes=str(len(gpus)), gpus=gpus, device="cuda")
+    plan = replace(AGAIN, job=job, checkpoint_dir=f"{holder}:~/c")
+    counts = {"box1": gpus[0], "box2": gpus[1], "box3": gpus[2] if len(gpus) > 2 else 2, "box4": 2}
+    has = {box: facts(1, gpu=tuple(f"GPU-{index}" for index in range(count))) for box, count in counts.items()}
+    options = OPTIONS if holder else replace(OPTIONS, checkpoint_dir="/nfs")
+    if numbers is None:
+        with pytest.raises(UnavailableError) as error:
+            chosen(plan, options, **has | dict.fromkeys(dead, DEAD))
+        assert_names(f"{error.value} {error.value.hint}", holder, "checkpoint_dir")
+        stored = replace(plan, job=replace(job, checkpoint_dir="s3://bucket/night"))
+        if not dead:
+            choice, _ = chosen(stored, **has)
+            assert choice.numbers == (0, 1)
+            assert_names(choice.notes[0], holder, "s3://bucket/night")
+    else:
+        assert chosen(plan, options, **has | dict.fromkeys(dead, DEAD))[0].numbers == numbers
 
 
 @pytest.mark.parametrize("cut_copy", [False, True])

@@ -46,13 +46,13 @@ def is_resumed(plan: Plan) -> bool:
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
     """Return the positions of the hosts that are not excluded.
 
-    If the run resumes, the host whose disk has the checkpoints comes first. Raises ConfigError if the options are wrong
-    for the job, for example if too few hosts remain.
+    If the run resumes, the host whose disk has the checkpoints comes first, unless the nodes have their own numbers of
+    GPUs. Raises ConfigError if the options are wrong for the job, for example if too few hosts remain.
     """
     for _, text in options.problems(plan.job):
         raise ConfigError(f"--nodes: {text}")
     numbers = [number for number, host in enumerate(options.hosts) if host.address not in options.exclude]
-    return tuple(sorted(numbers, key=lambda number: number != _holder(options, plan)))
+    return tuple(sorted(numbers, key=lambda number: not plan.job.is_uneven and number != _holder(options, plan)))
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
@@ -66,34 +66,44 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
     """Check the hosts with ``look``, and return one ready host per node. Wait for GPUs if the plan says so.
 
-    Spare hosts are checked only if another host is not ready. Raises DdpctlError if too few hosts are ready. If the
-    nodes have their own numbers of GPUs, host N is node N, or a spare host is, which has the largest number.
+    Spare hosts are checked only if they may be needed. Raises DdpctlError if too few hosts are ready.
+
+    If the nodes have their own numbers of GPUs, host N is node N. A spare host, which has the largest number, replaces
+    a host that is not ready. If the run resumes, the host that has the checkpoints is node 0 instead of host 0. This
+    host needs as many GPUs as node 0 at its own place in the list.
     """
     order, job = candidates(options, plan), plan.job
     hosts = [options.hosts[number] for number in order]
     facts = yield from look(hosts[: job.max_machines])
     checked = judge(options, plan, hosts[: len(facts)], facts)
-    if any(checked.wrong) and len(hosts) > len(facts):
+    holder = next((place for place, number in enumerate(order) if number == _holder(options, plan)), None)
+    if (any(checked.wrong) or (holder or 0) >= len(facts)) and len(hosts) > len(facts):
         facts += yield from look(hosts[len(facts) :])
         checked = judge(options, plan, hosts, facts)
     places = range(len(facts))
     ready = [place for place in places if not checked.kinds(place)]
     waits = plan.wait_s is not None and checked.cuda
     taken = [place for place in places if checked.kinds(place) == {GpusTakenError}] if waits else []
-    resumed = order[0] == _holder(options, plan)
-    usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
+    usable = sorted(ready + taken, key=lambda place: (place != holder, place in taken, place))
     least = job.max_machines if job.is_uneven else job.min_nodes + job.spares
     if len(usable) < least:
         raise checked.refusal(need=least, dry_run=dry_run)
-    usable, notes = _with_checkpoints(options, plan, checked, usable, holder_first=resumed)
-    chosen = usable[: max(least, min(job.max_machines, len(ready)))]
+    first, notes = _with_checkpoints(options, plan, checked, usable, holder)
     if job.is_uneven:
-        others = [place for place in usable if place >= job.max_machines]
-        chosen = [place if place in usable else others.pop(0) for place in range(job.max_machines)]
-        if is_resumed(plan) and chosen[0] != usable[0] and not options.checkpoint_dir and not job.checkpoint_dir:
-            where = f"the checkpoints are on {hosts[usable[0]].address}, which is not the host of node 0"
-            hint = "if the nodes have their own numbers of GPUs, hosts keep their order: list this host first"
-            raise UnavailableError(f"nothing was started: {where}", hint=hint)
+        chosen = _in_order(job, usable, first)
+        if len(chosen) < job.max_machines:  # only possible with ``first``
+            address = hosts[first or 0].address
+            where = (
+                f"the checkpoints are on {address}, but with {address} as node 0 a node has no host with enough GPUs"
+            )
+            if not job.checkpoint_dir:
+                hint = f"list {address} first, with its number of GPUs first in gpus, or share checkpoint_dir"
+                raise UnavailableError(f"nothing was started: {where}", hint=hint)
+            notes.append(f"{where}: the run continues from {job.checkpoint_dir}")
+            chosen = _in_order(job, usable, None)
+    else:
+        usable.sort(key=lambda place: place != first)
+        chosen = usable[: max(least, min(job.max_machines, len(ready)))]
     unused = [place for place in places if place not in chosen and checked.kinds(place)]
     notes += [one_line(f"{hosts[place].address} is not used: {checked.why(place)}") for place in unused]
     at = [hosts[place] for place in chosen]
@@ -120,25 +130,42 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     )
 
 
-def _with_checkpoints(
-    options: SshOptions, plan: Plan, checked: Judgement, usable: list[int], *, holder_first: bool
-) -> tuple[list[int], list[str]]:
-    """Order the usable hosts for a run that resumes. Return these hosts, and a list of notes for the user.
+def _in_order(job: JobSpec, usable: Sequence[int], first: int | None) -> list[int]:
+    """Return the place of each node's host, if the nodes have their own numbers of GPUs.
 
-    If the hosts do not share the checkpoints, the host to which they were saved comes first. If that host cannot be
-    used, the host with the newest copy comes first. If no other host has a copy, UnavailableError is raised.
+    ``first`` is the place of node 0's host, if its disk has the checkpoints. Return fewer places if a node has no host.
+    """
+    places = {node: [node] for node in range(job.max_machines) if node in usable and node != first}
+    places |= {} if first is None else {0: [first]}
+    others = [place for place in usable if [place] not in places.values()]
+    chosen: list[int] = []
+    for node in range(job.max_machines):
+        free = (place for place in places.get(node, others) if place not in chosen)
+        chosen += [place for place in free if job.gpus_of(place) >= job.gpus_of(node)][:1]
+    return chosen
+
+
+def _with_checkpoints(
+    options: SshOptions, plan: Plan, checked: Judgement, usable: Sequence[int], holder: int | None
+) -> tuple[int | None, list[str]]:
+    """Return the place of the host that has to be node 0 of a run that resumes, and a list of notes for the user.
+
+    If the hosts do not share the checkpoints, it is the ``holder``, to which they were saved. If that host cannot be
+    used, it is the host with the newest copy. If no other host has a copy, UnavailableError is raised. None: any host.
     """
     if not is_resumed(plan) or options.checkpoint_dir:
-        return usable, []
+        return None, []
     having = [place for place in usable if checked.facts[place].get("checkpoint")]
-    if holder_first and usable[0] == 0 and (0 in having or not having):
-        return usable, []
+    if holder in usable and (holder in having or not having):
+        return holder, []
     why = "their host is excluded"
-    if holder_first:
-        why = f"their host is not ready ({checked.why(0)})" if checked.wrong[0] else "that folder has none now"
+    if holder is not None:
+        why = (
+            f"their host is not ready ({checked.why(holder)})" if checked.wrong[holder] else "that folder has none now"
+        )
     where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {why}")
     if plan.job.checkpoint_dir:
-        return usable, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
+        return None, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     if not having:
         raise UnavailableError(
             f"nothing was started: {where}, and no other host has checkpoints",
@@ -155,7 +182,7 @@ def _with_checkpoints(
         what += f". The checkpoint of step {announced} was not copied completely, so steps {step + 1} to {announced} "
         what += "are lost"
     note = one_line(f"{where}: the run continues from {what}")
-    return [best, *(place for place in usable if place != best)], [note]
+    return best, [note]
 
 
 # Waiting: a launch takes a ticket on one host after another, in the order of the names that the hosts report. It takes
