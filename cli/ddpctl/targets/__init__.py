@@ -119,7 +119,7 @@ class LogQuery:
         return dict.fromkeys(names, "")
 
 
-def no_such_log(run: Run, query: LogQuery = LogQuery(), *, yet: bool = False) -> NoInputError:  # noqa: B008 (frozen)
+def no_such_log(run: Run, query: LogQuery = LogQuery(), *, yet: bool = False) -> NoInputError:
     """Return the error for a log that does not exist, with the field ``no_such_log``. ``yet``: it may exist later."""
     job = run.job
     known = f"its nodes are 0 to {job.max_nodes - 1}, its ranks 0 to {job.world_size - 1}"
