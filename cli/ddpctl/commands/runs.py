@@ -88,7 +88,7 @@ def logs(
     run: RunName = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
     rank: Annotated[
-        list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this rank of all the ranks. Repeatable.")
+        list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this global rank. May be repeated.")
     ] = None,
     node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node. May be repeated.")] = None,
     task: Task = None,
