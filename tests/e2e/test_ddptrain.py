@@ -148,6 +148,7 @@ def test_a_resume_between_two_exchanges_of_weights_changes_no_weight(train: Trai
     for path in folder.glob("step-00000012.*"):
         path.unlink()
     again = train(*options, f"--communication={way}", size=2)[0]
+    assert_names(again.out.splitlines()[0], f"communication {way}")
     assert_names(again.out.splitlines()[1], "step-00000009.pt", 10)
     assert again.fingerprint == undisturbed
 

@@ -32,7 +32,7 @@ class Balance:
         if given not in ("off", "auto"):
             self.shares = tuple(map(int, given.split(":")))
         if len(self.shares) != size:
-            message = f"--balance {given} has {len(self.shares)} shares, but there are {size} ranks"
+            message = f"--balance {given}: the number of shares is {len(self.shares)}, and that of ranks is {size}"
             raise config_error(message, hint="give one share for each rank, or auto", rank=None)
         strategy = options.ranks.strategy
         for flag, is_conflict, why in (

@@ -315,6 +315,8 @@ def start_message(state: TrainingState) -> str:
     epochs = options.training.epochs
     parameters = sum(parameter.numel() for parameter in state.model.parameters())
     where = f"{world.backend} on {world.device.type}" if world.rank_info.size > 1 else world.device.type
+    if world.rank_info.size > 1 and options.ranks.communication != "plain":
+        where += f", communication {options.ranks.communication}"
     text = (
         f"{options.model.name} ({parameters:,} parameters) on {state.data.name} "
         f"({len(state.data.train):,} {state.data.noun} to train, {len(state.data.test):,} to test): "

@@ -74,7 +74,8 @@ def parse_way(text: str) -> Way:
     is_numbered = kind in NUMBERED
     is_valid = number.isdecimal() and 0 < int(number) < 1 << 31 if is_numbered else not colon
     if kind not in ACCURACY or not is_valid:
-        raise ValueError(f"{text!r} is not plain, bf16, fp16, powersgd:RANK, localsgd:STEPS, diloco:STEPS or auto")
+        names = "plain, bf16, fp16, powersgd:RANK, localsgd:STEPS, diloco:STEPS or auto"
+        raise ValueError(f"{text!r} is not {names}; RANK and STEPS are at least 1")
     return Way(kind=kind, number=int(number) if is_numbered else 0)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -76,6 +77,7 @@ def print_result(document: object, lines: Iterable[str], *, as_json: bool) -> No
     """Print ``document`` if ``as_json`` is true, otherwise ``lines``."""
     for line in [json.dumps(document, indent=1)] if as_json else lines:
         print(line)
+    sys.stdout.flush()  # here, where a failure can still be reported
 
 
 def parse_time(option: str, text: str, *, example: str) -> int:

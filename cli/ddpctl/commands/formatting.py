@@ -147,7 +147,8 @@ def next_steps(run: Run, state: RunStatus) -> list[str]:
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         task = next((own.run.rpartition("-")[2] for own in state.tasks if own.outcome == state.outcome), None)
         lines.append(f"  read         ddpctl logs {run_arguments(run, task)} --rank {state.outcome.rank}")
-    if state.ended and state.code and state.has_files and has_checkpoint(run) and has_name(run):
+    is_failure = state.code and state.code != Exit.CONFIG  # the same settings would be refused again
+    if state.ended and is_failure and state.has_files and has_checkpoint(run) and has_name(run):
         task = run.handle.get("task")
         only = f" --array {task}, after all tasks have ended" if task else ""
         lines.append(f"  resume with  ddpctl launch --resume {whole_name(run)}{only}{_if_saved(run, state)}")

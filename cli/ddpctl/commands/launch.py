@@ -265,6 +265,12 @@ def request_of_flags(flags: Flags) -> Request:
         kinds=targets.kinds(),
         default=targets.default_kind(os.environ),
     )
+    _check_capabilities(request)
+    return replace(request, name=flags.get("name"))
+
+
+def _check_capabilities(request: Request) -> None:
+    """Check that the target can run what the job asks for. Raises ConfigError."""
     if request.job.checkpoint_copies > 1 and "copies" not in targets.capabilities(request.kind):
         raise ConfigError(f"checkpoint_copies: not allowed with a target of kind {request.kind}, only with ssh")
     if request.job.spares and "spares" not in targets.capabilities(request.kind):
@@ -277,7 +283,6 @@ def request_of_flags(flags: Flags) -> Request:
             f"gpus: a list is not allowed with a target of kind {request.kind}, only with ssh and local",
             hint="give one number, the same for all nodes",
         )
-    return replace(request, name=flags.get("name"))
 
 
 def request_to_resume(flags: Flags, run: Run) -> Request:
@@ -293,6 +298,7 @@ def request_to_resume(flags: Flags, run: Run) -> Request:
     options = targets.fill_options(targets.options_type(run.kind), run.options)
     earlier = Request(job=job, target=run.target, kind=run.kind, options=options)
     request = config.load(earlier=earlier, flags=values, kinds=targets.kinds())
+    _check_capabilities(request)
     other = "" if request.job.command == job.command else f", which ran {command_line(job)}"
     return replace(
         request,

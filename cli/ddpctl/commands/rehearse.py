@@ -96,9 +96,9 @@ def _find_target(flags: dict[str, Any], target: str | None) -> Request | None:
     if "tethered" in can or ("interrupt" not in can and not target):
         return None
     if "interrupt" not in can:
-        reason = f"no signal can be sent to a rank of a target of kind {request.kind}, and Ctrl-C has to end it"
-        advice = f"run ddpctl rehearse on this machine, or in a shell on a machine of {target!r}"
-        raise UsageError(f"--target {target}: a rehearsal cannot run there: {reason}", hint=advice)
+        reason = f"Ctrl-C could not end a rehearsal on a target of kind {request.kind}"
+        advice = "run ddpctl rehearse on this machine" + f", or in a shell on a machine of {target!r}" * ("stop" in can)
+        raise UsageError(f"--target {target}: {reason}", hint=advice)
     return request
 
 

@@ -88,7 +88,7 @@ def logs(
     run: RunName = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
     rank: Annotated[
-        list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this rank. May be repeated.")
+        list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this global rank. May be repeated.")
     ] = None,
     node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node. May be repeated.")] = None,
     task: Task = None,
@@ -128,7 +128,7 @@ def logs(
             (state,) = launcher.status(context, (record,))
             if not asked and not (timestamps and (state.outcome or any(node.state for node in state.nodes))):
                 raise _no_log(record, state) from None
-            error = no_such_log(record, yet=not state.ended and bool(query.files(record)))
+            error = no_such_log(record, query, yet=not state.ended and bool(query.files(record)))
         hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:

@@ -253,5 +253,6 @@ def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[byte
 
 def write_bytes(stream: TextIO, data: bytes) -> None:
     """Write to stdout or stderr without buffering."""
-    stream.buffer.write(data)
-    stream.buffer.flush()
+    if data:
+        stream.buffer.write(data)
+        stream.buffer.flush()

@@ -145,7 +145,9 @@ RUNTIME_ARGS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME 
 def check_gpus(gpus: int | tuple[int, ...]) -> int | tuple[int, ...]:
     """Check that each number is from 1 to 64. Raises ValueError."""
     numbers = gpus if isinstance(gpus, tuple) else (gpus,)
-    if not numbers or not all(1 <= number <= 64 for number in numbers):
+    if not numbers:
+        raise ValueError("the list is empty: expected a number for each node, such as [4, 2]")
+    if not all(1 <= number <= 64 for number in numbers):
         raise ValueError("expected 1 to 64")
     return gpus
 
@@ -297,7 +299,8 @@ class JobSpec(Options):
     def problems(self) -> Iterable[tuple[str, str]]:
         """Yield the key and an error message for each invalid combination of settings."""
         if isinstance(self.gpus, tuple) and len(self.gpus) != self.max_nodes:
-            yield "job.gpus", f"{counted(len(self.gpus), 'number')} for {self.nodes} nodes: give one for each node"
+            given, nodes = counted(len(self.gpus), "number"), counted(self.nodes, "node")
+            yield "job.gpus", f"{given} for {nodes}: give one for each node, or use --nodes {len(self.gpus)}"
             return
         uneven = {gpus for gpus in map(self.gpus_of, range(self.max_nodes)) if self.ranks and gpus % self.ranks}
         if uneven:

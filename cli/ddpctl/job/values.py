@@ -106,9 +106,12 @@ def _read(base: Any, optional: bool, value: Any) -> Any:
 
 
 def _read_numbers(base: Any, value: Any) -> Any:
-    """Convert a whole number, or a list of them, which a flag separates by commas. Raises ValueError."""
-    if isinstance(value, str) and not isinstance(value, Text) and "," in value:
-        value = value.split(",")
+    """Convert a whole number, or a list of them. A flag has it as ``4,2`` or ``[4, 2]``. Raises ValueError."""
+    if isinstance(value, str) and re.fullmatch(r"\[[0-9, ]+\]|[0-9 ]*,[0-9, ]*", value):
+        numbers = [number.strip() for number in value.strip("[]").split(",")]
+        if isinstance(value, Text):
+            raise ValueError(f"{quote(value)} is text; write [{', '.join(numbers)}]")
+        value = numbers
     items = value if isinstance(value, list) else [value]
     if any(isinstance(item, dict | list) for item in items):
         raise ValueError(f"takes {words_of(base)}, not {kind_of(value)}")

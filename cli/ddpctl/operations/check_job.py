@@ -91,7 +91,8 @@ class _Output:
                 self.record.append(line)
             elif match := self._of_rank_0.match(line):
                 self.lines.append(line[match.end() :])
-                self._show(self.lines[-1])
+                with suppress(OSError):  # the verb reports a failure of stdout after it has the result
+                    self._show(self.lines[-1])
         return b""
 
 

@@ -21,6 +21,7 @@ from ddpctl.job.spec import JobSpec
 from ddpctl.job.values import from_record
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
+from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import NODE_LOG, rank_log, timed_log
 
 
@@ -118,9 +119,15 @@ class LogQuery:
         return dict.fromkeys(names, "")
 
 
-def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
+def no_such_log(run: Run, query: LogQuery = LogQuery(), *, yet: bool = False) -> NoInputError:
     """Return the error for a log that does not exist, with the field ``no_such_log``. ``yet``: it may exist later."""
-    known = f"its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {run.job.world_size - 1}"
+    job = run.job
+    known = f"its nodes are 0 to {job.max_nodes - 1}, its ranks 0 to {job.world_size - 1}"
+    if query.nodes and query.ranks and not job.spares:  # a spare may have the ranks of any node
+        for node in range(job.max_nodes):
+            if node in query.nodes or {*query.ranks}.intersection(job.ranks_on(node)):
+                ranks = job.ranks_on(node)
+                known += f"; node {node} has {'rank' if len(ranks) == 1 else 'ranks'} {enumerate_ranges(ranks)}"
     return NoInputError(f"run '{run.name}' has no such log{' yet' if yet else ''}: {known}", no_such_log=True)
 
 

@@ -48,6 +48,9 @@ def test_nodes_with_different_numbers_of_ranks_are_right_in_every_verb(kind: str
         assert logs == [f"[node{node} rank{rank}] step 1"]
     assert "[node1 rank2] step 1" in there.ddpctl("logs", "night", "--timestamps", "--node", "1").stdout
     assert there.ddpctl("logs", "night", "--rank", "3").returncode == Exit.NO_INPUT
+    elsewhere = there.ddpctl("logs", "night", "--node", "1", "--rank", "0")
+    assert elsewhere.returncode == Exit.NO_INPUT
+    assert_names(elsewhere.stderr, "node 0 has", "node 1 has", "rank 2")
     assert "2+1" in there.ddpctl("ps").stdout
     for verb in (("explain", "night"), ("timeline", "night"), ("report", "night", "-o", "page.html")):
         assert there.ddpctl(*verb).returncode == 0
@@ -56,9 +59,9 @@ def test_nodes_with_different_numbers_of_ranks_are_right_in_every_verb(kind: str
     there.wait_for(there.is_over)
 
 
-@pytest.mark.parametrize("kind", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("kind", ["slurm", "kubernetes", "kaggle"])
 def test_a_target_whose_nodes_are_equal_refuses_different_numbers(kind: str, world: Worlds) -> None:
-    done = world(kind).ddpctl("launch", "--gpus", "2,1", "--", "train.py")
+    done = world(kind).ddpctl("launch", "--nodes", "2", "--gpus", "2,1", "--", "train.py")
     assert done.returncode == Exit.CONFIG
     assert_names(done.stderr, kind, "gpus")
 

@@ -160,6 +160,7 @@ TWO = "targets:\n  a: {kind: ssh, hosts: [a]}\n  b: {kind: ssh, hosts: [b]}\n"
 # By what is bad: the file, the flags, and what the error begins with and names.
 BAD_FLAGS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     ("gpus", FILE, {"gpus": 0}, ["--gpus: 0", "1 to 64"]),
+    ("gpus of two nodes", FILE, {"gpus": "2,1", "nodes": "1"}, ["--gpus: ", "1 node:", "--nodes 2"]),
     ("grace", FILE, {"grace": float("nan")}, ["--grace: nan"]),
     ("join_timeout", FILE, {"join_timeout": 0.5}, ["--join-timeout: 0.5", "1"]),
     ("hang_timeout", FILE, {"hang_timeout": -1}, ["--hang-timeout: -1", "0"]),

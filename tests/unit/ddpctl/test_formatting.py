@@ -94,6 +94,15 @@ def test_status_of_an_ended_run_names_its_checkpoints_only_if_it_can_resume(tmp_
     assert ended(with_checkpoint(tmp_path)) == ["  logs         /runs/night", f"  checkpoints  {tmp_path}"]
 
 
+@pytest.mark.parametrize(("code", "resumes"), [(1, True), (78, False)])
+def test_settings_that_were_refused_are_not_to_be_resumed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, resumes: bool
+) -> None:
+    monkeypatch.setenv("DDPCTL_STATE_DIR", str(Path(RUN.folder).parent))
+    state = RunStatus(run="night", state="failed", message="", code=code)
+    assert any("--resume night" in line for line in formatting.next_steps(with_checkpoint(tmp_path), state)) == resumes
+
+
 def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:
     assert list(run_store.create(tmp_path, "night-2", resumes=True).iterdir()) == []
     assert [path.name for path in run_store.create(tmp_path, "night").iterdir()] == ["checkpoints"]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 from tests.in_process import ddpctl, verbs
+from tests.messages import refused
 from tests.unit.ddpctl.records import run_of
 
-from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, with_flags
-from ddpctl.errors import DdpctlError
+from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, request_to_resume, with_flags
+from ddpctl.errors import ConfigError, DdpctlError
 from ddpctl.job.launch_plan import Plan, Request, command_line, contract, ddprun_args, program, script_of, title
 from ddpctl.job.spec import JobSpec, check_command
 from ddpctl.operations import launcher
@@ -35,6 +36,8 @@ ROWS = [
     ("nodes", "-n 3", "job.nodes", "3"),
     ("spares", "-t hpc --nodes 3 --spares 1", "job.spares", 1),
     ("gpus", "--gpus 4", "job.gpus", 4),
+    ("gpus", "--nodes 2 --gpus 4,2", "job.gpus", (4, 2)),
+    ("gpus", "--nodes 2 --gpus [4,2]", "job.gpus", (4, 2)),
     ("ranks", "--gpus 4 --ranks 2", "job.ranks", 2),
     ("target", "--target boxes", "kind", "ssh"),
     ("target", "-t hpc", "target", "hpc"),
@@ -130,6 +133,12 @@ def test_a_flag_sets_its_value(
 def test_spares_are_refused_where_they_cannot_help(request_of: Callable[[str], Request], arguments: str) -> None:
     with pytest.raises(DdpctlError, match="spares"):
         request_of(arguments)
+
+
+@pytest.mark.parametrize("kind", ["slurm", "kubernetes", "kaggle"])
+def test_a_run_does_not_resume_with_what_its_target_cannot_run(kind: str) -> None:
+    with refused(ConfigError, "gpus", kind, code=78):
+        request_to_resume({"nodes": "2", "gpus": "2,1"}, run_of(kind=kind))
 
 
 @pytest.mark.usefixtures("project")

@@ -121,6 +121,7 @@ def test_a_rank_is_called_slow_for_its_share() -> None:
     ("options", "named"),
     [
         (["3:1:1"], "3:1:1 3 2"),
+        (["3"], "3 1 2"),
         (["auto", "--deterministic"], "--balance --deterministic"),
         (["auto", "--strategy=fsdp"], "--balance --strategy fsdp"),
     ],

@@ -159,7 +159,7 @@ def test_a_way_of_communication(arguments: list[str], way: str) -> None:
 def test_an_unknown_way_of_communication(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with refused(SystemExit, code=2):
         parse_options([f"--communication={text}"], {})
-    assert_names(capsys.readouterr().err, "--communication", "powersgd:RANK")
+    assert_names(capsys.readouterr().err, "--communication", "powersgd:RANK", "at least 1")
 
 
 def test_what_data_parallel_cannot_do() -> None:

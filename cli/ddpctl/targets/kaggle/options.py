@@ -59,7 +59,7 @@ class KaggleOptions(Options):
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """Yield the key of each setting that is impossible on Kaggle, with an error message."""
-        if job.nodes != "1":
+        if job.nodes != "1" and not job.is_uneven:  # a list is refused as on the other targets with equal nodes
             yield "job.nodes", f"a Kaggle session is one node, not {job.nodes}"
         if job.device != "cpu" and job.max_gpus > GPUS.get(self.accelerator, job.max_gpus):
             yield "job.gpus", f"a session with {self.accelerator} has {GPUS[self.accelerator]} GPUs, not {job.max_gpus}"
