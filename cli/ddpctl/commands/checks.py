@@ -132,21 +132,24 @@ def advice_lines(advice: Mapping[str, Any]) -> list[str]:
     """Return a table of the result of `advice`."""
     plain_s = advice["ways"][0]["seconds"]
     rows = [
-        f"{way['way']:<12}{way['seconds']:>8.3g} s{plain_s / way['seconds']:>8.2f}{way['bytes'] / 1e6:>11.3g} MB"
-        f"   {way['accuracy']}"
+        f"{way['way']:<12}{three_digits(way['seconds']):>8} s{plain_s / way['seconds']:>8.2f}"
+        f"{three_digits(way['bytes'] / 1e6):>11} MB   {way['accuracy']}"
         for way in advice["ways"]
     ]
-    speed = f"{advice['bytes_per_s'] / 1e6:.3g} MB/s, latency {1e3 * advice['latency_s']:.2g} ms"
-    size = (
-        f"{advice['parameters'] / 1e6:.3g} M parameters in float32, {advice['compute_s']:.3g} s of computation per step"
-    )
+    speed = f"{three_digits(advice['bytes_per_s'] / 1e6)} MB/s, latency {three_digits(1e3 * advice['latency_s'])} ms"
+    model = f"{three_digits(advice['parameters'] / 1e6)} M parameters in float32, {advice['num_ranks']} ranks"
     return [
         "",
-        f"{size}, {advice['num_ranks']} ranks, all_reduce {speed}:",
+        f"{model}, {three_digits(advice['compute_s'])} s of computation per step, all_reduce {speed}:",
         f"{'WAY':<12}{'STEP':>10}{'SPEED':>8}{'SENT A STEP':>14}   ACCURACY (ddptrain --communication WAY)",
         *rows,
         "how this is computed: docs/slow_links.md",
     ]
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits and no exponent."""
+    return f"{float(f'{value:.3g}'):,g}"
 
 
 def read_quantity(flag: str, text: str, units: Mapping[str, float]) -> float:
