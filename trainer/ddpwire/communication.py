@@ -61,9 +61,8 @@ class Link:
 
 
 def fit_link(num_ranks: int, seconds: Mapping[int, float]) -> Link:
-    """Return the speed of all-reduces, given the duration for each size in bytes. With one size, the latency is 0."""
-    small, large = min(seconds), max(seconds)
-    latency_s = seconds[small] if small < large else 0.0
+    """Return the speed of all-reduces, given the durations for a small and a large size in bytes."""
+    latency_s, large = seconds[min(seconds)], max(seconds)
     transfer_s = max(1e-9, seconds[large] - latency_s)
     return Link(num_ranks=num_ranks, latency_s=latency_s, bytes_per_s=sent_bytes(large, num_ranks) / transfer_s)
 

@@ -38,12 +38,10 @@ def bench(
         bool, typer.Option("--advise", help="Also print the expected time of a step for each way of communication.")
     ] = False,
     parameters: Annotated[
-        str | None,
-        typer.Option("--parameters", metavar="11.7M", help="--advise for so many parameters [default: 11.7M]."),
+        str | None, typer.Option("--parameters", metavar="11.7M", help="--advise for such a model [default: 11.7M].")
     ] = None,
     step: Annotated[
-        str | None,
-        typer.Option("--step", metavar="200ms", help="--advise for this time of a step alone [default: 200ms]."),
+        str | None, typer.Option("--step", metavar="200ms", help="--advise for such a step alone [default: 200ms].")
     ] = None,
     as_json: Json = False,
     show: Annotated[
@@ -111,9 +109,9 @@ def compared(result: Mapping[str, Any]) -> list[str]:
 
 def advice(result: Mapping[str, Any], num_parameters: float, compute_s: float) -> dict[str, Any]:
     """Return what a step is expected to take with each way of communication, and what this is computed from."""
-    rows = [row for row in result["collectives"] if row["collective"] == "all_reduce"]
-    probes = [min(rows, key=lambda row: abs(row["bytes"] - size)) for size in communication.PROBES]  # sizes are rounded
-    link = communication.fit_link(result["ranks"], {row["bytes"]: row["seconds"] for row in probes})
+    times_s = {row["bytes"]: row["seconds"] for row in result["collectives"] if row["collective"] == "all_reduce"}
+    probes = [min(times_s, key=lambda size: abs(size - probe)) for probe in communication.PROBES]  # sizes are rounded
+    link = communication.fit_link(result["ranks"], {size: times_s[size] for size in probes})
     shapes = communication.matrices(num_parameters)
     device = "cuda" if result["backend"] == "nccl" else "cpu"
     ways = [
