@@ -5,15 +5,17 @@ store's machine loses power. TCPStore's own timeouts do not help, because they a
 key is missing.
 """
 
+import contextlib
 import hmac
 import json
+import os
 import queue
 import reprlib
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
@@ -40,6 +42,27 @@ ANSWER_TIMEOUT_S = 4.0
 POLL_S = 0.05
 SIGNED = b"hmac-sha256:"  # begins a signed value; then come the signature, a space and the value itself
 CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothing blocks; a foreign server may not
+FIRST_TIMEOUT_S = 8.0  # of the first connection: see short_lookups, up to 3 s here, and up to 3 s at the store
+
+
+@contextlib.contextmanager
+def short_lookups() -> Iterator[None]:
+    """Let threads that begin meanwhile wait for each name server (there may be 3) for only a second, and ask once.
+
+    torch looks up the name of each address that connects to a store, in the only thread that serves the store. After
+    an error, no thread of the process asks any more (formatSockAddr in torch/csrc/distributed/c10d/socket.cpp). If the
+    name server is silent or late, the store would answer nobody for up to 30 s, and would seem to be lost.
+
+    The C library reads the variable (resolv.conf(5)) at a thread's first lookup. Programs of the job do not get it.
+    """
+    if "RES_OPTIONS" in os.environ:  # the user's
+        yield
+        return
+    os.putenv("RES_OPTIONS", "timeout:1 attempts:1")
+    try:
+        yield
+    finally:
+        os.unsetenv("RES_OPTIONS")
 
 
 def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
@@ -192,11 +215,12 @@ class SignedStore:
         raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key '{key}' of the run's store has {state}", hint=hint)
 
 
-def connect(address: str, port: int, *, is_quick: bool = False) -> TimeoutStore:
+def connect(address: str, port: int, *, is_quick: bool = False, timeout_s: float = CONNECT_TIMEOUT_S) -> TimeoutStore:
     """Connect to a store. Raises StoreError if the process that listens at address:port is not a store."""
     make = partial(TCPStore, address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        store = call_with_timeout(make, CONNECT_TIMEOUT_S, thread="connect")
+        with short_lookups():
+            store = call_with_timeout(make, timeout_s, thread="connect")
         return TimeoutStore(store, is_quick=is_quick)
     except TimeoutError:
         raise DistNetworkError(f"{address}:{port} does not answer as a store") from None
@@ -205,7 +229,7 @@ def connect(address: str, port: int, *, is_quick: bool = False) -> TimeoutStore:
 def connect_to_node_0(address: str, port: int, *, is_quick: bool = False) -> TimeoutStore:
     """Connect to node 0's store. Raises NodeError if the process that listens at address:port is not a store."""
     try:
-        return connect(address, port, is_quick=is_quick)
+        return connect(address, port, is_quick=is_quick, timeout_s=FIRST_TIMEOUT_S)
     except StoreError:
         message = f"{address}:{port} answers, but not as node 0's store: another program may be listening there"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
@@ -214,7 +238,14 @@ def connect_to_node_0(address: str, port: int, *, is_quick: bool = False) -> Tim
 def serve(host: str, listener: socket.socket) -> TCPStore:
     """Serve a store on ``listener``, a bound socket, so that no other process can take its port. Raises OSError."""
     listener.listen(network.LISTEN_BACKLOG)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listener.detach()
+    make = partial(
+        TCPStore,
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=TIMEOUT,
+        master_listen_fd=listener.detach(),
     )
+    with short_lookups():  # in a thread of its own, because later lookups of this thread must not be short
+        return call_with_timeout(make, FIRST_TIMEOUT_S, thread="serve")
