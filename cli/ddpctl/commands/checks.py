@@ -38,10 +38,11 @@ def bench(
         bool, typer.Option("--advise", help="Also print the expected time of a step for each way of communication.")
     ] = False,
     parameters: Annotated[
-        str | None, typer.Option("--parameters", metavar="11.7M", help="--advise for such a model [default: 11.7M].")
+        str | None,
+        typer.Option("--parameters", metavar="11.7M", help="Advise for so many parameters [default: 11.7M]."),
     ] = None,
     step: Annotated[
-        str | None, typer.Option("--step", metavar="200ms", help="--advise for such a step alone [default: 200ms].")
+        str | None, typer.Option("--step", metavar="200ms", help="Advise for this time of a step [default: 200ms].")
     ] = None,
     as_json: Json = False,
     show: Annotated[
