@@ -38,8 +38,7 @@ def bench(
         bool, typer.Option("--advise", help="Also print the expected time of a step for each way of communication.")
     ] = False,
     parameters: Annotated[
-        str | None,
-        typer.Option("--parameters", metavar="11.7M", help="Advise for so many parameters [default: 11.7M]."),
+        str | None, typer.Option("--parameters", metavar="11.7M", help="Advise for this model size [default: 11.7M].")
     ] = None,
     step: Annotated[
         str | None, typer.Option("--step", metavar="200ms", help="Advise for this time of a step [default: 200ms].")
