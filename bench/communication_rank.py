@@ -11,7 +11,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from ddpcheck import bench, collectives
+from ddpcheck import collectives
 from ddpcheck.ranks import Ranks
 from ddptrain.callbacks import NonFiniteGuard
 from ddptrain.config import parse_options
@@ -21,18 +21,15 @@ from ddptrain.distributed import join_ranks, make_world, read_rank_info, set_up_
 from ddptrain.step_timing import measure_phases
 from ddptrain.train_loop import train_step
 from ddptrain.training_state import build_training_state
+from ddpwire.communication import PROBES
 
 
 def all_reduces() -> dict[int, float]:
-    """Return the seconds of an all-reduce by its size in bytes, as ``ddpctl bench`` measures them."""
+    """Return the seconds of an all-reduce by its size in bytes, as ``ddpctl bench --advise`` measures them."""
     ranks = Ranks(
         rank=dist.get_rank(), device=torch.device("cpu"), nodes=(0, 1), hosts=("a", "b"), group=dist.group.WORLD
     )
-    seconds: dict[int, float] = {}
-    for size in bench.SIZES["cpu"]:
-        if not seconds or max(seconds.values()) * size / max(seconds) < bench.LONGEST_S:
-            seconds[size] = collectives.measure("all_reduce", ranks, size).seconds
-    return seconds
+    return {size: collectives.measure("all_reduce", ranks, size).seconds for size in PROBES}
 
 
 def main() -> None:

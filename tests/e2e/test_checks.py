@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import DDPCTL, ddpctl
 
+from ddpwire.communication import fit_link
+
 
 def test_bench_measures_each_collective_of_two_ranks(tmp_path: Path) -> None:
-    done = ddpctl("bench", "--gpus", "2", "--sizes", "1M,1001", "--json", "--advise", "--parameters", "25M")
+    done = ddpctl("bench", "--gpus", "2", "--sizes", "64K,1001", "--json", "--parameters", "25M")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["check"], result["ranks"], result["backend"], result["code"]) == ("bench", 2, "gloo", 0)
     rows = {(row["collective"], row["bytes"]): row for row in result["collectives"]}
-    assert len(rows) == 18
-    assert {size for _, size in rows} == {1000, 1 << 20}
+    assert len(rows) == 20
+    assert {size for name, size in rows if name != "all_reduce"} == {1000, 64 << 10}
+    probes_s = [rows["all_reduce", size]["seconds"] for size in (8, 4 << 20)]  # 4 bytes are rounded up
     factors = {name: row["busbw"] / row["algbw"] for (name, _), row in rows.items()}
     half = dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all", "scatter", "gather"), 0.5)
     assert factors == pytest.approx({**half, **dict.fromkeys(("all_reduce", "broadcast", "reduce", "send_recv"), 1.0)})
@@ -26,6 +29,8 @@ def test_bench_measures_each_collective_of_two_ranks(tmp_path: Path) -> None:
     plain, bf16, *_ = result["advice"]["ways"]
     assert (plain["way"], bf16["way"]) == ("plain", "bf16")
     assert plain["bytes"] == 2 * bf16["bytes"] == pytest.approx(100e6, rel=1e-3)
+    advised = fit_link(2, dict(zip((8, 4 << 20), probes_s, strict=True)))
+    assert [result["advice"][key] for key in ("latency_s", "bytes_per_s")] == [advised.latency_s, advised.bytes_per_s]
     assert result["advice"]["compute_s"] < bf16["seconds"] < plain["seconds"]
     assert ([link[:2] for link in result["links"]], result["slow"], "last" in result) == ([[0, 1]], [], False)
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != "."] == []

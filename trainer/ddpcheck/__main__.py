@@ -14,9 +14,10 @@ def main() -> None:
     parser.add_argument(
         "--sizes", type=lambda text: [int(size) for size in text.split(",")], help="bytes, as 4096,65536"
     )
+    parser.add_argument("--advise", action="store_true", help="also measure the all-reduces of ddptrain's model")
     parser.add_argument("--record", action="store_true", help="print the result for programs")
     options = parser.parse_args()
-    if result := import_module(f"ddpcheck.{options.check}").main(options.sizes):
+    if result := import_module(f"ddpcheck.{options.check}").main(options):
         result = {"check": options.check, **result}
         print(*(pack_result(result) if options.record else [json.dumps(result, indent=1)]), sep="\n", flush=True)
 

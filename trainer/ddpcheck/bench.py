@@ -1,7 +1,8 @@
 """The check ``bench``: measures the bandwidth of each collective, and finds wrong results and slow links."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from ddpcheck import collectives, links
 from ddpcheck.ranks import Ranks, join
+from ddpwire.communication import PROBES
 from ddpwire.exits import Exit
 
 SIZES = {"cpu": (4 << 10, 64 << 10, 1 << 20, 16 << 20), "cuda": (64 << 10, 1 << 20, 16 << 20, 256 << 20)}
@@ -20,7 +22,7 @@ MATRIX = 8  # all links are shown if there are at most so many members, otherwis
 MAX_LINKS = 1000  # in the result, the slowest first
 
 
-def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
+def main(options: Namespace) -> dict[str, Any] | None:
     """Measure all collectives and links. Rank 0 prints each measurement and returns the result."""
     ranks = join()
     show: Callable[..., None] = partial(print, flush=True) if ranks.rank == 0 else lambda *_: None
@@ -29,7 +31,8 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
     nodes = ", ".join(where) if len(where) <= MATRIX else f"{len(where)} nodes"
     show(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {nodes}")
     show()
-    rows, findings = _collectives(ranks, sizes or SIZES[ranks.device.type], show)
+    sizes, probes = options.sizes or SIZES[ranks.device.type], PROBES if options.advise else ()
+    rows, findings = _collectives(ranks, sizes, probes, show)
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
     suspects, slow, notes = links.find_slow(ranks, members, figures)
@@ -59,16 +62,17 @@ def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
 
 
 def _collectives(
-    ranks: Ranks, sizes: Sequence[int], show: Callable[[str], None]
+    ranks: Ranks, sizes: Sequence[int], probes: Collection[int], show: Callable[[str], None]
 ) -> tuple[list[collectives.Row], list[str]]:
     rows, findings = [], []
     show(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
     for name in collectives.FACTORS:
         row = None
-        for size in sizes:
-            if row and row.seconds > LATENCY_S and (soon_s := row.seconds * size / row.bytes) > LONGEST_S:
+        for size in sorted({*sizes, *probes}) if name == "all_reduce" else sizes:
+            soon_s = row.seconds * size / row.bytes if row and row.seconds > LATENCY_S else 0.0
+            if size not in probes and soon_s > LONGEST_S:
                 show(f"{name:<15}{size_text(size):>10}  left out: a call would take {soon_s:.1f} s")
-                break
+                continue
             row = collectives.measure(name, ranks, size)
             rows.append(row)
             wrong = "  WRONG" if row.wrong else ""

@@ -29,11 +29,10 @@ from ddptrain.checkpoint import map_tensors, whole
 from ddptrain.distributed import World, broadcast, gather, lay_out_buckets
 from ddptrain.optimizer import match_strides
 from ddptrain.step_timing import SKIPPED_STEPS, Phases
-from ddpwire.communication import AUTO, Link, Way, choose, fit_link, parse_way
+from ddpwire.communication import AUTO, PROBES, Link, Way, choose, fit_link, parse_way
 
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # as in arXiv 2311.08105
 MEASURED_STEPS = 5  # for auto, after SKIPPED_STEPS
-PROBES = {4: 3, 4 << 20: 2}  # for auto: bytes of an all-reduce, and how often it is timed
 EPSILON = 1e-8  # against a division by 0 if a gradient is 0
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 T = TypeVar("T")

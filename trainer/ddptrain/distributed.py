@@ -391,17 +391,18 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
     if many and compile_mode != "off" and ranks.bucket_mb < 1:
         message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of at least 1 MB"
         raise config_error(message, hint="give at least 1, or --compile off", rank=None)
-    accumulates, ways = options.training.accumulate > 1, f"--communication {ranks.communication}"
-    is_auto = ranks.communication == AUTO
-    may_be_local = is_auto or parse_way(ranks.communication).is_local
+    communication = ranks.communication if many else "plain"  # a single rank exchanges nothing
+    accumulates, ways = options.training.accumulate > 1, f"--communication {communication}"
+    is_auto, may_be_unequal = communication == AUTO, ranks.balance == "auto" or len({*ranks.balance.split(":")}) > 1
+    may_be_local = is_auto or parse_way(communication).is_local
     conflicts = (
         (strategy, "--compile", is_sharded and compile_mode != "off"),
-        (strategy, ways, is_sharded and ranks.communication != "plain"),
+        (strategy, ways, is_sharded and communication != "plain"),
         (ways, "--deterministic", is_auto and options.machine.deterministic),
         (ways, "--compile", is_auto and compile_mode != "off"),
         (ways, "--ema", may_be_local and options.training.ema > 0),
         (ways, "--sync-bn", may_be_local and ranks.sync_bn),
-        (ways, "--balance", may_be_local and ranks.balance != "off"),  # a local step has its own rank's mean gradient
+        (ways, "--balance", may_be_local and may_be_unequal),  # a local step has its own rank's mean gradient
         (strategy, "--sync-bn", is_sharded and ranks.sync_bn),
         (strategy, "--static-graph", is_sharded and ranks.static_graph),
         (strategy, "--optimizer muon", is_sharded and options.optimizer.name == "muon"),

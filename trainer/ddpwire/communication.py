@@ -11,7 +11,7 @@ from typing import Final
 AUTO: Final = "auto"  # measures the first steps, then uses one of CANDIDATES
 # For each kind of way, what it costs in accuracy.
 ACCURACY: Final[Mapping[str, str]] = {
-    "plain": "none: the mean of the gradients is exact up to rounding",
+    "plain": "exact",
     "bf16": "gradients are rounded to 8 significant bits",
     "fp16": "gradients are rounded to 11 significant bits, and overflow above 65,504",
     "powersgd": "ResNet-18, CIFAR-10: rank 1 93.6 %, 2 94.4 %, 4 94.5 %, plain 94.3 % (arXiv 1905.13727, table 3)",
@@ -26,6 +26,7 @@ BACKWARD_SHARE = 2 / 3  # of a step's computation; DDP exchanges gradients meanw
 MIN_COMPRESSION = 2  # PowerSGD sends a matrix whole if it would become less than so many times smaller
 # Per parameter, for PowerSGD's products and error feedback: measured on a CPU core, and not measured on a GPU.
 COMPRESS_S: Final = {"cpu": 1e-8, "cuda": 1e-9}
+PROBES: Final = {4: 3, 4 << 20: 2}  # sizes of all-reduces that show a link's speed, and how often auto times each
 WORTH, NEAR = 1.25, 1.05  # see `choose`
 MATRIX = (512, 2304)  # assumed shape of the parameters if only their number is known: a convolution of a ResNet
 
@@ -60,9 +61,8 @@ class Link:
 
 
 def fit_link(num_ranks: int, seconds: Mapping[int, float]) -> Link:
-    """Return the speed of all-reduces, given the duration for each size in bytes. With one size, the latency is 0."""
-    small, large = min(seconds), max(seconds)
-    latency_s = seconds[small] if small < large else 0.0
+    """Return the speed of all-reduces, given the durations for a small and a large size in bytes."""
+    latency_s, large = seconds[min(seconds)], max(seconds)
     transfer_s = max(1e-9, seconds[large] - latency_s)
     return Link(num_ranks=num_ranks, latency_s=latency_s, bytes_per_s=sent_bytes(large, num_ranks) / transfer_s)
 

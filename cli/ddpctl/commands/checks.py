@@ -38,11 +38,11 @@ def bench(
         bool, typer.Option("--advise", help="Also print the expected time of a step for each way of communication.")
     ] = False,
     parameters: Annotated[
-        str, typer.Option("--parameters", metavar="11.7M", help="With --advise: the number of the model's parameters.")
-    ] = "11.7M",
+        str | None, typer.Option("--parameters", metavar="11.7M", help="Advise for this model size [default: 11.7M].")
+    ] = None,
     step: Annotated[
-        str, typer.Option("--step", metavar="200ms", help="With --advise: the time of a step on a single rank.")
-    ] = "200ms",
+        str | None, typer.Option("--step", metavar="200ms", help="Advise for this time of a step [default: 200ms].")
+    ] = None,
     as_json: Json = False,
     show: Annotated[
         bool, typer.Option("--show", help="Only draw what each collective does with the data of four ranks.")
@@ -55,9 +55,11 @@ def bench(
     if show:
         print("\n".join(drawings()))
         return
-    number, compute_s = read_quantity("--parameters", parameters, PARAMETERS), read_quantity("--step", step, TIMES)
+    advise = advise or parameters is not None or step is not None
+    number = read_quantity("--parameters", "11.7M" if parameters is None else parameters, PARAMETERS)
+    compute_s = read_quantity("--step", "200ms" if step is None else step, TIMES)
     words = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
-    command = ("-m", "ddpcheck", "bench", *words)
+    command = ("-m", "ddpcheck", "bench", *words, *(("--advise",) if advise else ()))
     request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file, "command": command})
     if request.job.world_size < 2:
         raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
@@ -108,7 +110,9 @@ def compared(result: Mapping[str, Any]) -> list[str]:
 def advice(result: Mapping[str, Any], num_parameters: float, compute_s: float) -> dict[str, Any]:
     """Return what a step is expected to take with each way of communication, and what this is computed from."""
     times_s = {row["bytes"]: row["seconds"] for row in result["collectives"] if row["collective"] == "all_reduce"}
-    link, shapes = communication.fit_link(result["ranks"], times_s), communication.matrices(num_parameters)
+    probes = [min(times_s, key=lambda size: abs(size - probe)) for probe in communication.PROBES]  # sizes are rounded
+    link = communication.fit_link(result["ranks"], {size: times_s[size] for size in probes})
+    shapes = communication.matrices(num_parameters)
     device = "cuda" if result["backend"] == "nccl" else "cpu"
     ways = [
         {
@@ -126,21 +130,24 @@ def advice_lines(advice: Mapping[str, Any]) -> list[str]:
     """Return a table of the result of `advice`."""
     plain_s = advice["ways"][0]["seconds"]
     rows = [
-        f"{way['way']:<12}{way['seconds']:>8.3g} s{plain_s / way['seconds']:>8.2f}{way['bytes'] / 1e6:>11.3g} MB"
-        f"   {way['accuracy']}"
+        f"{way['way']:<12}{three_digits(way['seconds']):>8} s{plain_s / way['seconds']:>8.2f}"
+        f"{three_digits(way['bytes'] / 1e6):>11} MB   {way['accuracy']}"
         for way in advice["ways"]
     ]
-    speed = f"{advice['bytes_per_s'] / 1e6:.3g} MB/s after {advice['latency_s']:.2g} s"
-    size = (
-        f"{advice['parameters'] / 1e6:.3g} M parameters in float32, {advice['compute_s']:.3g} s of computation per step"
-    )
+    speed = f"{three_digits(advice['bytes_per_s'] / 1e6)} MB/s, latency {three_digits(1e3 * advice['latency_s'])} ms"
+    model = f"{three_digits(advice['parameters'] / 1e6)} M parameters in float32, {advice['num_ranks']} ranks"
     return [
         "",
-        f"{size}, {advice['num_ranks']} ranks, all_reduce {speed}:",
+        f"{model}, {three_digits(advice['compute_s'])} s of computation per step, all_reduce {speed}:",
         f"{'WAY':<12}{'STEP':>10}{'SPEED':>8}{'SENT A STEP':>14}   ACCURACY (ddptrain --communication WAY)",
         *rows,
         "how this is computed: docs/slow_links.md",
     ]
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits and no exponent."""
+    return f"{float(f'{value:.3g}'):,g}"
 
 
 def read_quantity(flag: str, text: str, units: Mapping[str, float]) -> float:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import plan_of, run_of
 
-from ddpctl.commands.checks import PARAMETERS, TIMES, compared, read_quantity, read_sizes
+from ddpctl.commands.checks import PARAMETERS, TIMES, advice, advice_lines, compared, read_quantity, read_sizes
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
@@ -161,6 +161,14 @@ def test_a_quantity_with_its_unit(text: str, units: dict[str, float], value: flo
 def test_a_text_that_is_no_time_is_refused(text: str) -> None:
     with refused(UsageError, "--step", "ms"):
         read_quantity("--step", text, TIMES)
+
+
+def test_the_advice_comes_from_the_latency_and_from_4_megabytes_whatever_else_was_measured() -> None:
+    speeds = {8: 0.002, 1000: 0.5, 4 << 20: 0.002 + 0.0005, 1 << 30: 100.0}
+    rows = [{"collective": "all_reduce", "bytes": size, "seconds": seconds} for size, seconds in speeds.items()]
+    result = advice({"ranks": 2, "backend": "nccl", "collectives": rows}, 7e9, 0.2)
+    assert (result["latency_s"], result["bytes_per_s"]) == (0.002, pytest.approx((4 << 20) / 0.0005))
+    assert_names("\n".join(advice_lines(result)), "7,000 M", "8,390 MB/s", "2 ms", "28,000 MB")
 
 
 def bench(*rows: tuple[str, int, float], **more: Any) -> dict[str, Any]:

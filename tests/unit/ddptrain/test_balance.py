@@ -137,6 +137,7 @@ def test_ranks_that_exchange_weights_have_equal_shares(way: str) -> None:
     with refused(TrainError, "--communication", way, "--balance", code=78):
         check_strategy(options, RankInfo(size=2))
     check_strategy(parse_options(["--balance=3:1", "--communication=powersgd:4"], {}), RankInfo(size=2))
+    check_strategy(parse_options(["--balance=2:2", f"--communication={way}"], {}), RankInfo(size=2))
 
 
 @pytest.mark.parametrize("text", ["3", "on", "0:1", "1:", "1.5:1", "-1:2"])

@@ -141,6 +141,14 @@ def test_options_that_exclude_each_other(arguments: list[str]) -> None:
     assert_names(error.value, *(argument.partition("=")[0] for argument in arguments))
 
 
+@pytest.mark.parametrize("way", ["localsgd:4", "diloco:4", "auto"])
+def test_a_single_rank_exchanges_nothing_so_every_way_is_accepted(way: str) -> None:
+    arguments = [f"--communication={way}", "--ema=0.9", "--balance=auto", "--deterministic"]
+    check_strategy(parse_options(arguments, {}), RankInfo())
+    with refused(TrainError, "--communication", way, code=78):
+        check_strategy(parse_options(arguments, {}), RankInfo(size=2))
+
+
 @pytest.mark.parametrize(
     ("arguments", "way"),
     [

@@ -51,7 +51,6 @@ def test_powersgd_sends_small_and_flat_parameters_whole() -> None:
 def test_a_link_is_fitted_to_all_reduces() -> None:
     fitted = fit_link(4, {4096: 0.001, 16 << 20: 2.001})
     assert [fitted.latency_s, fitted.bytes_per_s] == pytest.approx([0.001, 1.5 * (16 << 20) / 2])
-    assert fit_link(2, {1 << 20: 0.5}).latency_s == 0
 
 
 @pytest.mark.parametrize(("mbit", "seconds"), [(100, 3.6), (1000, 0.36)])
