@@ -12,6 +12,7 @@ TRIED = {
     "models": "convnet: batch norm, average of the weights",
     "moments": "killed twice in a row",
     "ways": "stopped, ddpctl launch --resume",
+    "communication": "powersgd:2, killed in step 13",
 }
 
 
