@@ -41,7 +41,7 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
 
 def test_a_trace_of_each_rank_opens(train: Callable[..., list], tmp_path: Path) -> None:
     ended = train(*TINY, "--epochs=3", "--profile=3", size=2)
-    assert [one.code for one in ended] == [0, 0]
+    assert [rank.code for rank in ended] == [0, 0]
     for rank, one in enumerate(ended):
         path = f"profile/rank-{rank}.json"
         assert path in one.err
@@ -68,7 +68,7 @@ def test_a_training_stops_after_the_given_time(train: Callable[..., list], tmp_p
 
 
 def test_debugging_trains_and_keeps_a_record_of_a_lost_rank(train: Callable, start: Callable, tmp_path: Path) -> None:
-    assert [one.code for one in train(*TINY, "--epochs=2", "--debug", "--checkpoint-dir=other", size=2)] == [0, 0]
+    assert [rank.code for rank in train(*TINY, "--epochs=2", "--debug", "--checkpoint-dir=other", size=2)] == [0, 0]
     world = start("--epochs=50", "--debug", size=2)
     world.wait_for("epoch  1/50")
     world.ranks[1].kill()

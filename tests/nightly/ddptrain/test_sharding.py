@@ -107,7 +107,7 @@ def test_the_strategies_agree_and_read_each_others_checkpoints(start: Start, tmp
     (tmp_path / "text.txt").write_text(TEXT)
     options = (*OPTIONS, "--accumulate=2", "--batch-size=5")  # rank 0 has two parts of it, the others one
     ended = start("train", ".", str(STEPS), *options, "--recompute", size=4, node_size=2, command=SCRIPT).end()
-    assert [one.code for one in ended] == [0] * 4, ended[0].err
+    assert [rank.code for rank in ended] == [0] * 4, ended[0].err
     found = json.loads(ended[0].out)
     for strategy, shards in (("ddp", 1), ("fsdp", 4), ("hybrid", 2)):
         one = found[strategy]
@@ -137,7 +137,7 @@ def test_killed_ranks_go_on_to_the_same_weights(
     assert resumed[0].fingerprint == undisturbed[0].fingerprint
     assert not re.search(r"^a step .*communication \d", resumed[0].out, re.M)  # it is not measured
     other = train(*options, "--optimizer=sgd", "--allow-changed-config", size=2)
-    assert [one.code for one in other] == [78] * 2
+    assert [rank.code for rank in other] == [78] * 2
 
     def command(*words: str) -> subprocess.CompletedProcess[bytes]:
         done = forks.run(["-m", "ddptrain", *words], env=os.environ, cwd=tmp_path, timeout=120)

@@ -52,7 +52,7 @@ def test_named_within_20_long_steps_five_of_five_and_nobody_in_1000_healthy_ones
 def test_a_rank_that_is_no_longer_slow_is_an_event(train: Callable[..., list], tmp_path: Path) -> None:
     environ = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
     ended = train("--epochs", "5", size=2, command=("-c", SLOW_FOR_A_WHILE), environ=environ)
-    assert [one.code for one in ended] == [0, 0], ended[0].err
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
     events = [event for event in read_events((tmp_path / "events.jsonl").read_text()) if "straggler" in event.event]
     assert [event.event for event in events[:2]] == ["straggler", "straggler_gone"]
     assert [event.rank for event in events[:2]] == [1, 1]

@@ -55,9 +55,9 @@ def test_spares_get_hosts_as_nodes_do_and_a_launch_without_them_is_refused() -> 
 
 
 def test_hosts_with_their_own_numbers_of_gpus_keep_their_order() -> None:
-    two, one = (facts(1, gpu=tuple(f"GPU-{index}" for index in range(number))) for number in (2, 1))
+    two_gpus, one_gpu = (facts(1, gpu=tuple(f"GPU-{index}" for index in range(number))) for number in (2, 1))
     plan = replace(PLAN, job=replace(PLAN.job, gpus=(2, 1), device="cuda"))
-    has = {"box1": two, "box2": one, "box3": one, "box4": two}
+    has = {"box1": two_gpus, "box2": one_gpu, "box3": one_gpu, "box4": two_gpus}
     assert chosen(plan, **has)[0].numbers == (0, 1)
     assert chosen(plan, **has | {"box1": DEAD})[0].numbers == (3, 1)  # box3 has too few for node 0
     assert chosen(plan, **has | {"box2": DEAD})[0].numbers == (0, 3)

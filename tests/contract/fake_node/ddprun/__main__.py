@@ -273,11 +273,11 @@ def main(argv: list[str]) -> NoReturn:
     while argv and argv[0].startswith("--"):  # each option that ddpctl gives has a value
         options[argv[0]] = argv[1]
         del argv[:2]
-    node, words = Node(options, os.environ), argv[2 if argv[0] == "-m" else 1 :]
+    node, arguments = Node(options, os.environ), argv[2 if argv[0] == "-m" else 1 :]
     if argv[:2] == ["-m", "ddprun.rehearsal"]:
         Path("plan.json").write_text(argv[2])
-        node.facts, words = json.loads(Path("facts.json").read_text()), json.loads(argv[2])["command"][1:]
-    node.run(words or ["steps=1"])
+        node.facts, arguments = json.loads(Path("facts.json").read_text()), json.loads(argv[2])["command"][1:]
+    node.run(arguments or ["steps=1"])
 
 
 if __name__ == "__main__":
