@@ -105,10 +105,19 @@ def bring_up(
     signals.on_resize = on_resize
     context = NodeContext(
         **{field.name: getattr(node, field.name) for field in fields(Node)},
-        environ=environ, resources=resources, interface=route.interface, workers=workers, commands=commands,
-        notices=notices, stop=stop, logs=logs, series=series, heartbeats=heartbeats, oom_monitor=OomMonitor(),
+        environ=environ,
+        resources=resources,
+        interface=route.interface,
+        workers=workers,
+        commands=commands,
+        notices=notices,
+        stop=stop,
+        logs=logs,
+        series=series,
+        heartbeats=heartbeats,
+        oom_monitor=OomMonitor(),
         downtime=downtime,
-    )  # fmt: skip
+    )
     agent = NodeAgent(context, rendezvous)
     is_new = voter is not None and not config.node_rank  # an elected node 0
     finish_copies = keep_copies(agent, context, rendezvous, route.own, is_new=is_new)
