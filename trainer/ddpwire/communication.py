@@ -27,7 +27,9 @@ MIN_COMPRESSION = 2  # PowerSGD sends a matrix whole if it would become less tha
 # Per parameter, for PowerSGD's products and error feedback: measured on a CPU core, and not measured on a GPU.
 COMPRESS_S: Final = {"cpu": 1e-8, "cuda": 1e-9}
 PROBES: Final = {4: 3, 4 << 20: 2}  # sizes of all-reduces that show a link's speed, and how often auto times each
-WORTH, NEAR = 1.25, 1.05  # see `choose`
+# See `choose`. DiLoCo must be worth more, because it loses accuracy in a short training.
+WORTH: Final = {"plain": 1.0, "bf16": 1.25, "powersgd": 1.25, "diloco": 2.0}
+NEAR: Final = 1.05
 MATRIX = (512, 2304)  # assumed shape of the parameters if only their number is known: a convolution of a ResNet
 
 
@@ -120,13 +122,13 @@ def step_seconds(
 def choose(shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float, device: str = "cpu") -> dict[Way, float]:
     """Return the expected seconds per step of each candidate, with the way to use first.
 
-    This is plain unless another way is ``WORTH`` times as fast. Otherwise it is the most exact way that takes at most
-    ``NEAR`` times as long as the fastest.
+    Plain, and each way that is ``WORTH`` times as fast as plain, can be used. Of these, it is the most exact one that
+    takes at most ``NEAR`` times as long as the fastest.
     """
     seconds = {way: step_seconds(way, shapes, link, compute_s=compute_s, device=device) for way in CANDIDATES}
-    best_s, (plain, plain_s) = min(seconds.values()), next(iter(seconds.items()))
-    chosen = next(way for way, way_s in seconds.items() if way_s <= NEAR * best_s)
-    chosen = plain if plain_s < WORTH * best_s else chosen
+    plain_s = seconds[CANDIDATES[0]]
+    usable = {way: way_s for way, way_s in seconds.items() if plain_s >= WORTH[way.kind] * way_s}
+    chosen = next(way for way, way_s in usable.items() if way_s <= NEAR * min(usable.values()))
     return {chosen: seconds[chosen], **seconds}
 
 

@@ -76,6 +76,13 @@ def test_auto_gives_accuracy_up_only_on_a_slow_network(mbit: float, compute_s: f
     assert seconds.keys() == {*CANDIDATES}
 
 
+def test_auto_does_not_give_accuracy_up_for_a_third_of_the_time() -> None:
+    """The link between two ranks of one machine with 2 cores, as measured."""
+    seconds = choose(RESNET_18, Link(num_ranks=2, latency_s=0.00027, bytes_per_s=754e6), compute_s=0.1004)
+    assert next(iter(seconds)).kind == "plain"
+    assert 1.25 < seconds[parse_way("plain")] / seconds[parse_way("diloco:32")] < 2
+
+
 def test_matrices_have_the_number_of_parameters() -> None:
     for number in (1, 1000, 11.7e6, 7e9):
         assert sum(map(math.prod, matrices(number))) == pytest.approx(number, abs=512)
