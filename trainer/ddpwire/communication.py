@@ -24,8 +24,12 @@ FLOAT_BYTES = 4
 BUCKET_BYTES = 25 << 20  # DDP's default
 BACKWARD_SHARE = 2 / 3  # of a step's computation; DDP exchanges gradients meanwhile
 MIN_COMPRESSION = 2  # PowerSGD sends a matrix whole if it would become less than so many times smaller
-# Per parameter, for PowerSGD's products and error feedback: measured on a CPU core, and not measured on a GPU.
-COMPRESS_S: Final = {"cpu": 1e-8, "cuda": 1e-9}
+# Per parameter and exchange, for copies, rounding, PowerSGD's products, and DiLoCo's step: measured on a CPU core, and
+# not measured on a GPU, whose memory is at least 8 times as fast.
+LOCAL_S: Final[Mapping[str, float]] = {
+    "plain": 1.5e-9, "bf16": 3e-9, "fp16": 3e-9, "powersgd": 8e-9, "localsgd": 5e-9, "diloco": 1e-8,
+}  # fmt: skip
+GPU_FACTOR = 1 / 8
 PROBES: Final = {4: 3, 4 << 20: 2}  # sizes of all-reduces that show a link's speed, and how often auto times each
 # See `choose`. DiLoCo must be worth more, because it loses accuracy in a short training.
 WORTH: Final = {"plain": 1.0, "bf16": 1.25, "powersgd": 1.25, "diloco": 2.0}
@@ -109,14 +113,14 @@ def step_seconds(
     """Return the expected duration of a step. ``compute_s`` is the duration of a step without communication."""
     size, total = exchanged_bytes(way, shapes), exchanged_bytes(CANDIDATES[0], shapes)
     num_buckets = max(1, math.ceil(total / BUCKET_BYTES))
+    local_s = LOCAL_S[way.kind] * total / FLOAT_BYTES * (1 if device == "cpu" else GPU_FACTOR)
     if way.is_local:  # each step also exchanges whether the gradients are finite
-        return compute_s + link.latency_s + link.seconds(size * way.number) / way.number
+        return compute_s + link.latency_s + (local_s + link.seconds(size * way.number)) / way.number
     if way.kind == "powersgd":  # three all-reduces per bucket
-        compress_s = COMPRESS_S[device] * total / FLOAT_BYTES
-        return compute_s + compress_s + 2 * num_buckets * link.latency_s + link.seconds(size)
+        return compute_s + local_s + 2 * num_buckets * link.latency_s + link.seconds(size)
     exchange_s = link.seconds(size) + (num_buckets - 1) * link.latency_s
     last_s = exchange_s * min(1.0, BUCKET_BYTES / max(1.0, total))  # its gradients are ready last
-    return compute_s + max(last_s, exchange_s - BACKWARD_SHARE * compute_s)
+    return compute_s + local_s + max(last_s, exchange_s - BACKWARD_SHARE * compute_s)
 
 
 def choose(shapes: Sequence[Sequence[int]], link: Link, *, compute_s: float, device: str = "cpu") -> dict[Way, float]:
