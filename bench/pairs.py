@@ -6,25 +6,29 @@ ratios and its 95 % confidence interval, which is a pair of the sorted ratios (b
     git worktree add /tmp/before COMMIT
     python bench/pairs.py /tmp/before [--pairs 20] [--only help,ps,start,restart] [--json FILE]
 
-help and ps count CPU seconds, start and restart seconds of the clock (one node, two ranks). The exit code is 1 if the
-lower end of an interval is above 1.03.
+help and ps (of 200 runs that have ended) count CPU seconds, start and restart seconds of the clock (one node, two
+ranks). The exit code is 1 if the lower end of an interval is above 1.03.
 """
 
 import json
 import math
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import measuring
 import startup
 
 HERE = Path(__file__).parents[1]
 LIMIT = 1.03
+RUNS = 200
 SIZE = startup.Size(nodes=1, ranks=2)
 
 
@@ -36,9 +40,23 @@ def cpu_s(*verb: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def make_runs(state: Path) -> None:
+    """Make the records of ``RUNS`` runs that have ended, from those of a real run."""
+    (state / "script.py").touch()
+    launch = ["launch", "--gpus", "1", "--device", "cpu", "--name", "run-0", "--", "script.py"]
+    subprocess.run([sys.executable, "-P", "-m", "ddpctl", *launch], cwd=state, capture_output=True, check=True)
+    for number in range(1, RUNS):
+        folder = state / f"run-{number}"
+        shutil.copytree(state / "run-0", folder)
+        record = json.loads((folder / "run.json").read_text())
+        record |= {"name": folder.name, "folder": str(folder), "uid": f"{number:012x}"}
+        record |= {"checkpoint_dir": str(folder / "checkpoints")}
+        (folder / "run.json").write_text(json.dumps(record))
+
+
 MEASURES: dict[str, Callable[[], float]] = {
     "help": lambda: cpu_s("--help"),
-    "ps": lambda: cpu_s("ps"),
+    "ps": lambda: cpu_s("ps", "--last", "0"),
     "start": lambda: startup.measure_start("ddprun", SIZE).wall_s,
     "restart": lambda: startup.time_recoveries(1, SIZE)[0],
 }
@@ -53,6 +71,26 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return sorted(ratios)[max(k - 1, 0)], sorted(ratios)[min(n - k, n - 1)]
 
 
+def compare(other: Path, names: Sequence[str], pairs: int) -> dict[str, dict[str, Any]]:
+    """Measure ``pairs`` pairs of each name, and print a line for each. Return the results by name."""
+    results: dict[str, dict[str, Any]] = {}
+    for name in names:
+        seconds: dict[Path, list[float]] = {HERE: [], other: []}
+        for _, checkout in measuring.in_turns(list(seconds), pairs):
+            os.environ["PYTHONPATH"] = f"{checkout}/cli:{checkout}/trainer"
+            seconds[checkout].append(MEASURES[name]())
+        ratios = [here / other for here, other in zip(*seconds.values(), strict=True)]
+        low, high = interval(ratios)
+        medians = [statistics.median(values) for values in seconds.values()]
+        results[name] = {"ratio": statistics.median(ratios), "interval": [low, high], "seconds": medians}
+        print(
+            f"{name:8} {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}), "
+            f"{medians[0]:.3f} s and {medians[1]:.3f} s, {pairs} pairs",
+            flush=True,
+        )
+    return results
+
+
 def main() -> int:
     parser = measuring.options(__doc__)
     parser.add_argument("other", type=Path, help="the folder of the other checkout")
@@ -62,25 +100,13 @@ def main() -> int:
     args = parser.parse_args()
     startup.processes.adopt_orphans()
     print(measuring.machine(), flush=True)
-    results, failed = {}, False
-    for name in args.only.split(","):
-        seconds: dict[Path, list[float]] = {HERE: [], args.other: []}
-        for _, checkout in measuring.in_turns(list(seconds), args.pairs):
-            os.environ["PYTHONPATH"] = f"{checkout}/cli:{checkout}/trainer"
-            seconds[checkout].append(MEASURES[name]())
-        ratios = [here / other for here, other in zip(*seconds.values(), strict=True)]
-        low, high = interval(ratios)
-        medians = [statistics.median(values) for values in seconds.values()]
-        failed |= low > LIMIT
-        results[name] = {"ratio": statistics.median(ratios), "interval": [low, high], "seconds": medians}
-        print(
-            f"{name:8} {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}), "
-            f"{medians[0]:.3f} s and {medians[1]:.3f} s, {args.pairs} pairs",
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory() as state:
+        os.environ |= {"DDPCTL_STATE_DIR": state, "PYTHONPATH": f"{HERE}/cli:{HERE}/trainer"}
+        make_runs(Path(state))
+        results = compare(args.other, args.only.split(","), args.pairs)
     if args.json:
         args.json.write_text(json.dumps(results, indent=2) + "\n")
-    return int(failed)
+    return int(any(result["interval"][0] > LIMIT for result in results.values()))
 
 
 if __name__ == "__main__":
