@@ -81,14 +81,14 @@ def test_a_launch_of_the_docs_on_hosts_that_are_not_there_is_refused(line: str, 
     """The flags of the line, and the file that the guide shows, up to the first host."""
     words = shlex.split(line)[1:]
     write_scripts(tmp_path)
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)[:1]
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)[:1]
     (tmp_path / "ddpctl.yaml").write_text(text.replace("@box", "@no-such-box.invalid-"))
     done = in_process(*words, cwd=tmp_path)
     assert done.returncode == 69, done.stderr
     hosts = set(re.findall(r"@(no-such-box\.invalid-\w+)", (tmp_path / "ddpctl.yaml").read_text()))
     assert [host for host in hosts if host not in done.stdout + done.stderr] == []
     if "--dry-run" in words:
-        (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)
+        (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)
         assert re.sub(r" \\\n +", " ", shown_line).rstrip("\n") in done.stdout, done.stdout
 
 
