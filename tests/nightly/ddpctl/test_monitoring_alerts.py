@@ -89,7 +89,7 @@ def test_every_alert_has_a_case_in_which_it_resolves() -> None:
     assert {case.alert for case in CASES if case.silent and case.resolved is not None} == set(ALERTS)
 
 
-def test_the_page_lists_every_limit_and_every_recording() -> None:
+def test_the_pages_list_every_limit_and_every_recording() -> None:
     text = (ROOT / "docs/alerts.md").read_text()
     for name, field in TypeAdapter(Limits).json_schema()["properties"].items():
         default = "each alert's own" if field["default"] is None else f"{field['default']:g}"
