@@ -123,7 +123,8 @@ def test_the_checked_in_spec_is_the_rendered_one(spec: str) -> None:
 
 
 def test_each_test_that_a_page_names_exists() -> None:
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "ansible/README.md", ROOT / "docs/results/secrets.md"]
+    results = (ROOT / "docs" / "results" / f"{name}.md" for name in ("benchmarks", "faults", "secrets", "torchrun"))
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "ansible/README.md", *results]
     named = [
         (page.name, path, test)
         for page in pages
