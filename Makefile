@@ -18,8 +18,8 @@ help:  ## this list
 demo: $(VENV)/.train  ## train on handwritten digits with 2 nodes x 2 ranks on this machine
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
 	@echo "this run's report:  $(BIN)/ddpctl report"
-	@echo "your own script:    $(BIN)/ddpctl launch --gpus 2 -- train.py (docs/your_script.md)"
-	@echo "other machines:     docs/two_boxes.md, docs/slurm.md, docs/kubernetes.md"
+	@echo "your own script:    $(BIN)/ddpctl launch --gpus 2 -- train.py (docs/script.md)"
+	@echo "other machines:     docs/ssh.md, docs/slurm.md, docs/kubernetes.md"
 
 WORKERS := $(shell echo $$(($(CORES) * 3 / 2)))
 
@@ -90,7 +90,7 @@ bench-train: $(VENV)/.bench  ## compare ddptrain with tutorials' loops and frame
 	$(BIN)/python bench/train.py
 	$(BIN)/python bench/train.py --ranks 2
 	$(BIN)/python bench/scaling.py
-	$(BIN)/python bench/notebook.py --plot docs/notebook-epoch.svg
+	$(BIN)/python bench/notebook.py --plot docs/pictures/notebook-epoch.svg
 
 recording: $(VENV)/.dev  ## record the README's terminal session again
 	$(BIN)/python bench/recording.py

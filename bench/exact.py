@@ -11,7 +11,7 @@ same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM
 
 --rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
 --gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``. In each of these runs, a rank is killed at a random
-moment. --write puts the table into docs/faults.md. The exit code is 1 if any weights differ.
+moment. --write puts the table into docs/results/faults.md. The exit code is 1 if any weights differ.
 """
 
 import functools
@@ -35,7 +35,7 @@ from measuring import runtime_files
 from ddprank.heartbeat import read_beat
 from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
-PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "faults.md"
 RANK = str(Path(__file__).with_name("exact_rank.py"))
 TIMEOUT_S = 280.0
 STARTS = 4  # of one training

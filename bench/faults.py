@@ -2,7 +2,7 @@
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
-Prints a table. --write also puts the table into docs/faults.md. Each of the rows 1, 3 and 4 runs as many times as
+Prints a table. --write also puts it into docs/results/faults.md. Each of the rows 1, 3 and 4 runs as many times as
 --times says (--long: 59 times). These runs are divided among the variants of the row. Each variant of the other rows
 runs once. With --torchrun, the first variant of each of the rows 1, 3, 9 and 15 also runs once with unmodified
 torchrun. Needs root on Linux, because the machines are network namespaces. The exit code is 1 if any result of ddprun
@@ -26,7 +26,7 @@ from fault_injection.experiment import undisturbed
 from fault_injection.result import Result, violations
 from fault_injection.rows import ROWS, Row, try_fault
 
-PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "faults.md"
 REPEATED = (1, 3, 4)
 BESIDE = (1, 3, 9, 15)
 LIMIT_S = 90.0

@@ -2,7 +2,7 @@
 
     python bench/misconfigured.py [--torchrun] [--results FILE [--for S]] [--write] [TITLE ...]
 
-Prints a table. --write also puts the table into docs/faults.md. --torchrun also runs torchrun. Needs root on Linux,
+Prints a table. --write also puts it into docs/results/faults.md. --torchrun also runs torchrun. Needs root on Linux,
 because the machines are network namespaces.
 
 Needs an idle machine. With --results, the results are kept in a file, so that no measurement is repeated. With --for,
@@ -26,7 +26,7 @@ import measuring
 from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, MEETING_S, Case
 from trial import BOUND_S, ROOT, Result, run
 
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "results" / "faults.md"
 GOAL_S = 5.0
 AT_ONCE = 4  # torchrun mostly waits
 UNFINISHED = 75

@@ -25,8 +25,8 @@ highlight_language = "none"  # blocks without a language are commands and output
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 
-# The sidebar is the list of pages in docs/README.md. Sphinx warns of a page that is in no chapter.
-_CHAPTERS = re.findall(r"^## (.*)\n((?:(?!^#).*\n)*)", Path("README.md").read_text(), re.M)
+# The sidebar is the lists of pages in docs/README.md. Sphinx warns of a page that is in no list.
+_CHAPTERS = re.findall(r"^## (.*)\n\n((?:- .*\n)+)", Path("README.md").read_text(), re.M)
 _DECISIONS = sorted(f"docs/decisions/{page.name}" for page in Path("decisions").glob("0*.md"))
 
 

@@ -1,7 +1,7 @@
 """The table of faults and their limits, and the function that injects one of them once.
 
-The rows are numbered as in docs/faults.md. tests/cluster/test_faults.py and tests/nightly/faults inject most faults
-once. bench/faults.py injects each fault once or, as its options say, several times.
+The rows are numbered as in docs/results/faults.md. tests/cluster/test_faults.py and tests/nightly/faults inject most
+faults once. bench/faults.py injects each fault once or, as its options say, several times.
 """
 
 import hashlib

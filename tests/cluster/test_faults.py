@@ -1,4 +1,4 @@
-"""One fault of each class on two machines of two ranks each; tests/nightly/faults has the others (docs/faults.md).
+"""One fault of each class on two machines of two ranks each (docs/results/faults.md; the others: tests/nightly/faults).
 
 The faults are those of the benchmark (bench/fault_injection/rows.py). Each test also compares the weights with those of
 an undisturbed run, looks for processes that are left, and checks the outcome, the exit code and the counters of each

@@ -16,7 +16,8 @@ from tests.unit.ddpctl.kaggle_answers import stand_in
 from ddprun.settings import options
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
-RESULTS = ("benchmarks.md", "faults.md", "torchrun.md")  # written by programs
+GUIDES = sorted(ROOT.glob("docs/*.md"))
+RESULTS = [ROOT / "docs" / "results" / f"{name}.md" for name in ("benchmarks", "faults", "torchrun")]
 LONGEST_GUIDE, LONGEST_README = 100, 95
 COMMENT = re.compile(r"\s+#.*")
 
@@ -29,12 +30,11 @@ def fences(page: Path) -> list[tuple[str, str]]:
 def in_prose(program: str) -> list[str]:
     """Commands between backticks, and after the prompt of a console; up to a pipe, or an ellipsis."""
     commands = set()
-    for page in PAGES:
-        if page.parent == ROOT / "docs" or page == ROOT / "README.md":
-            text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
-            consoles = "\n".join(block for language, block in fences(page) if language == "console")
-            commands |= set(re.findall(rf"`({program} [^`]+)`", text))
-            commands |= set(re.findall(rf"^ *\$ ({program} .*)$", consoles, re.M))
+    for page in (ROOT / "README.md", *GUIDES, *RESULTS):
+        text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+        consoles = "\n".join(block for language, block in fences(page) if language == "console")
+        commands |= set(re.findall(rf"`({program} [^`]+)`", text))
+        commands |= set(re.findall(rf"^ *\$ ({program} .*)$", consoles, re.M))
     return sorted({re.sub(r"\s+(#|\||\.\.\.).*", "", line).replace("\n", " ") for line in commands})
 
 
@@ -81,14 +81,14 @@ def test_a_launch_of_the_docs_on_hosts_that_are_not_there_is_refused(line: str, 
     """The flags of the line, and the file that the guide shows, up to the first host."""
     words = shlex.split(line)[1:]
     write_scripts(tmp_path)
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)[:1]
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)[:1]
     (tmp_path / "ddpctl.yaml").write_text(text.replace("@box", "@no-such-box.invalid-"))
     done = in_process(*words, cwd=tmp_path)
     assert done.returncode == 69, done.stderr
     hosts = set(re.findall(r"@(no-such-box\.invalid-\w+)", (tmp_path / "ddpctl.yaml").read_text()))
     assert [host for host in hosts if host not in done.stdout + done.stderr] == []
     if "--dry-run" in words:
-        (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)
+        (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)
         assert re.sub(r" \\\n +", " ", shown_line).rstrip("\n") in done.stdout, done.stdout
 
 
@@ -173,10 +173,9 @@ def test_the_file_of_the_readme_renders(target: str, tmp_path: Path) -> None:
 
 
 def test_no_guide_is_long() -> None:
-    guides = [page for page in ROOT.glob("docs/*.md") if page.name not in RESULTS]
-    lines = {page.name: len(page.read_text().splitlines()) for page in [*guides, ROOT / "README.md"]}
-    long = {name: number for name, number in lines.items() if number > LONGEST_GUIDE}
-    assert (long, lines["README.md"] <= LONGEST_README) == ({}, True)
+    lines = {page: len(page.read_text().splitlines()) for page in (*GUIDES, ROOT / "README.md")}
+    long = {page.name: number for page, number in lines.items() if number > LONGEST_GUIDE}
+    assert (long, lines[ROOT / "README.md"] <= LONGEST_README) == ({}, True)
 
 
 def check_words_for_slurm(words: list[str], folder: Path) -> None:

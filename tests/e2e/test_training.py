@@ -26,10 +26,9 @@ from tests.e2e.driver import (
 from tests.in_process import ddpctl as in_process
 
 pytestmark = pytest.mark.timeout(900)
-GUIDE = (ROOT / "docs" / "export.md").read_text()
-FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.M | re.S)
-(SHELL,) = (block for language, block in FENCES if not language)
-LOAD, PREDICT, *_ = (block for language, block in FENCES if language == "python")
+GUIDE = (ROOT / "docs" / "checkpoints.md").read_text()
+EXPORTS = re.findall(r"^ddpctl export .*$", GUIDE, re.M)
+PREDICT = (ROOT / "examples" / "predict.py").read_text()
 # What torch.onnx begins with, which needs no further package.
 TRACE = "torch.export.export(classifier, (images[:2],), dynamic_shapes=({0: torch.export.Dim('batch')},))"
 
@@ -76,13 +75,12 @@ def test_two_nodes_of_two_ranks_reach_98_percent_and_their_weights_are_exported(
     assert int(goodput) == round(100 * top["goodput"])
     assert page.count("<svg") >= 4  # of the loss, throughput, the step and the accuracy
 
-    _, *exports = SHELL.splitlines()
-    printed = [ddpctl(*shlex.split(line, comments=True)[1:], cwd=tmp_path) for line in exports]
+    printed = [ddpctl(*shlex.split(line, comments=True)[1:], cwd=tmp_path) for line in EXPORTS]
     assert [export.returncode for export in printed] == [0, 0], printed
     (as_exported,) = re.findall(r"test accuracy ([\d.]+) %", printed[0].stdout)
     assert as_exported == accuracy
     assert (tmp_path / "weights.safetensors").stat().st_size > 100_000
-    done = python(tmp_path, LOAD, PREDICT, f"print({TRACE}.module()(images[:5]).shape)")
+    done = python(tmp_path, PREDICT, f"print({TRACE}.module()(images[:5]).shape)")
     assert done.returncode == 0, done.stderr
     (predicted,) = re.findall(r"test accuracy ([\d.]+) %", done.stdout)
     # Predictions in float32 may differ in an image, or two of 360, from those of the training.

@@ -56,8 +56,8 @@ def build(
     file = next((path for path in files if path.is_file()), None)
     if file is None:
         raise NoInputError(
-            f"no {' or '.join(map(str, files))} found: write one (docs/image.md has an example of three lines), or "
-            "give its path with -f"
+            f"no {' or '.join(map(str, files))} found: write one (docs/environment.md has an example of three lines), "
+            "or give its path with -f"
         )
     options = [word for pair in build_arg or () for word in ("--build-arg", pair)]
     argv = (engine, "build", "--file", str(file), "--tag", tag, *options, str(context))

@@ -53,7 +53,7 @@ Cause = Literal[
     "unknown",
 ]
 HANG_S = 30.0  # a shorter wait is not reported as a hang
-# A warning of torch if the address of a node has no name (docs/troubleshooting.md).
+# A warning of torch if the address of a node has no name (docs/explain.md).
 HARMLESS = re.compile(r"^.*\[c10d\] The hostname of the client socket cannot be retrieved\. err=.*\n?", re.MULTILINE)
 MAX_NAMED = 3  # ranks of which a sentence tells what they did
 MAX_VERSIONS = 20  # of packages that are not the same on all nodes

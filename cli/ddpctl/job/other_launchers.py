@@ -148,7 +148,7 @@ def _refuse(launcher: str, option: str, value: str | None, rest: list[str], refu
     if refused is None:
         raise UsageError(
             f"{option}: this option of {launcher} has no counterpart in ddpctl launch",
-            hint="leave it out, or see docs/your_script.md for what ddpctl does instead",
+            hint="leave it out, or see docs/migrating.md for what ddpctl does instead",
         )
     if value is None and rest and not re.match(r"-|.*\.py$", rest[0]):
         value = rest.pop(0)

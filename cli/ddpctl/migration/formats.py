@@ -67,7 +67,7 @@ COMPOSE: Table = {
     "services.*.shm_size, services.*.mem_limit, services.*.limits.memory, services.*.cpus, services.*.count":
         skipped("write it as shm, memory, cpus or gpus"),
     "services.*.devices*, services.*.runtime": ours("a container has the GPUs of its node"),
-    "services.*.ipc": OWN_SHM, "services.*.build*": without("docs/image.md builds an image"),
+    "services.*.ipc": OWN_SHM, "services.*.build*": without("docs/environment.md builds an image"),
     "*": without("ddpctl starts no service"),
 }  # fmt: skip
 TABLES: Mapping[str, Table] = {

@@ -24,7 +24,7 @@ def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[...
     assert [(one.code, one.out) for one in ended] == [(65, "")] * 2
     assert_names(ended[0].err.rpartition(": ")[0], "pictures/class2/3.png")
     assert (ended[0].err.count("\n"), ended[1].err) == (1, "")
-    assert took_s < 60  # on a busy machine; docs/benchmarks.md has it on a quiet one
+    assert took_s < 60  # on a busy machine; docs/results/benchmarks.md has it on a quiet one
 
 
 def test_files_that_are_left_out_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

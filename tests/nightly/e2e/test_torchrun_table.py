@@ -1,4 +1,4 @@
-"""What a script observes under torchrun, under ddprun and under ``ddprun --exec``: docs/torchrun.md.
+"""What a script observes under torchrun, under ddprun and under ``ddprun --exec``: docs/results/torchrun.md.
 
 A row that differs needs a reason in REASONS, and no other row has one. ``--update-golden`` writes the page again.
 """

@@ -1,4 +1,4 @@
-"""Launches of scripts under torchrun, under ddprun and under ``ddprun --exec``, and the page docs/torchrun.md of them.
+"""Launches of scripts under torchrun, ddprun and ``ddprun --exec``, and their page docs/results/torchrun.md.
 
 Each case is one launch of a script of torchrun_table/ under each of the three. What the script observes, and what the
 launcher prints and exits with, are the rows. A row that differs needs a reason in REASONS.
@@ -27,7 +27,7 @@ from tests import forks
 from tests.e2e.driver import ROOT, wait_until
 
 SCRIPTS = Path(__file__).parent / "torchrun_table"
-PAGE = ROOT / "docs/torchrun.md"
+PAGE = ROOT / "docs/results/torchrun.md"
 LAUNCHERS = {"torchrun": ["torch.distributed.run"], "ddprun": ["ddprun"], "ddprun --exec": ["ddprun", "--exec"]}
 TIMEOUT_S = 240
 MAX_CHARS = 90  # of a value that is shown as it is

@@ -1,4 +1,4 @@
-"""Faults of a training on two machines of two ranks each (docs/faults.md).
+"""Faults of a training on two machines of two ranks each (docs/results/faults.md).
 
 The faults are those of the benchmark (bench/fault_injection/rows.py), which injects them more often. Each test also
 compares the weights with those of an undisturbed run, looks for processes that are left, and checks the outcome, the

@@ -200,7 +200,7 @@ def test_two_users_runs_of_one_name_are_two(shared: Lab, tmp_path: Path, monkeyp
     assert (fired["job_id"], fired["user"], fired["run_uid"]) == ("night", "bob", records["bob"]["uid"])
     assert not shared.query('ALERTS{alertname="DdpRanksMissing", user="ann"}')
 
-    # What the rules record is within the budget that docs/scraping.md states.
+    # What the rules record is within the budget that docs/monitoring.md states.
     for user in records:
         recorded = shared.query(f'count({{__name__=~"(run|instance):ddp_.*", user="{user}"}})')
         assert int(recorded[0]["value"][1]) <= 18 + 2

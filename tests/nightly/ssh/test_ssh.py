@@ -158,8 +158,8 @@ def without_numbers(line: str) -> str:
 
 
 def test_the_guide_from_nothing_to_results(lab: Lab) -> None:
-    """Each command of docs/two_boxes.md, in order, with the output that the page shows but for its numbers."""
-    page = (ROOT / "docs/two_boxes.md").read_text()
+    """Each command of docs/ssh.md, in order, with the output that the page shows but for its numbers."""
+    page = (ROOT / "docs/ssh.md").read_text()
     project = lab.folder / "digits"
     project.mkdir()
     subprocess.run(["git", "init", "--quiet", str(project)], check=True, timeout=30)

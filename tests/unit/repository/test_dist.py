@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_version_is_the_same_in_all_files() -> None:
-    places = ("docker/Dockerfile", "docker/compose.yaml", "examples/own_image/Dockerfile", "docs/image.md")
+    places = ("docker/Dockerfile", "docker/compose.yaml", "examples/own_image/Dockerfile", "docs/environment.md")
     versions = {
         place: set(re.findall(r"(?:ARG VERSION=|ddpctl/ddpctl:)([\w.]+)", (ROOT / place).read_text()))
         for place in places

@@ -49,27 +49,18 @@ def head(page: str, begin: str) -> str:
     return text[: text.index(begin)]
 
 
-BY_RANK_0 = """\
-
-In ddptrain, only rank 0 sets these metrics. With ddpwire.script, each rank sets what it passes to `progress()` or
-`saved()`. So if all ranks call `progress(loss=...)`, `ddp_loss` has one series per rank: the last loss of this rank.
-"""
-
-
 def metrics_page() -> str:
-    """docs/metrics.md."""
-    text = head("docs/metrics.md", "\n## Of a node\n")
-    for title, more, of in (
-        ("Of a node", "", lambda metric: metric.set_by == "ddprun"),
-        ("Of a rank", "", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
-        ("Of the training", BY_RANK_0, lambda metric: metric.by_rank_0),
-    ):
-        metrics = [metric for metric in CATALOGUE if of(metric)]
-        scripts = set_by_scripts() if metrics[0].set_by == "ddptrain" else None
-        column, line = ("", "") if scripts is None else (" script |", "---|")
-        text += f"\n## {title}\n{more}\n| metric | type | labels |{column} meaning |\n|---|---|---|{line}---|\n"
-        text += "".join(row(metric, scripts) for metric in metrics)
-    return text
+    """docs/metrics.md: the rows of its two tables. The text before each table is written by hand."""
+    scripts = set_by_scripts()
+    groups = (
+        [metric for metric in CATALOGUE if metric.set_by == "ddprun"],
+        [metric for metric in CATALOGUE if metric.set_by == "ddptrain" and not metric.by_rank_0],
+        [metric for metric in CATALOGUE if metric.by_rank_0],
+    )
+    metrics = "".join(row(metric, scripts) for group in groups for metric in group)
+    _, title, of_events = head("docs/metrics.md", "| `node_started`").partition("\n## Events\n")
+    events = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in KINDS.items())
+    return head("docs/metrics.md", "| `ddp_") + metrics + title + of_events + events
 
 
 def set_by_scripts() -> set[str]:
@@ -79,13 +70,6 @@ def set_by_scripts() -> set[str]:
         loop.step(1, samples=1, total=1, loss=0.0, lr=0.1, epoch=1)
         loop.saved(1, 1)
     return {call.args[0].name for call in made.call_args_list}
-
-
-def events_page() -> str:
-    """docs/events.md."""
-    return head("docs/events.md", "| `node_started`") + "".join(
-        f"| `{name}` | {meaning} |\n" for name, meaning in KINDS.items()
-    )
 
 
 def migrating_page() -> str:
@@ -103,11 +87,12 @@ def migrating_page() -> str:
     return head("docs/migrating.md", "| sbatch |") + "".join(lines)
 
 
-def row(metric: Metric, scripts: set[str] | None = None) -> str:
+def row(metric: Metric, scripts: set[str]) -> str:
     labels = [f"{name}: {', '.join(values)}" if values else name for name, values in metric.labels.items()]
     needs = " Needs a GPU." if metric.needs_gpu else ""
-    script = "" if scripts is None else " yes |" if metric.name in scripts else " - |"
-    return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} |{script} {metric.help}{needs} |\n"
+    ranks = "rank 0" if metric.by_rank_0 else "each rank"
+    set_by = "ddprun" if metric.set_by == "ddprun" else ranks + (", scripts" if metric.name in scripts else "")
+    return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} | {set_by} | {metric.help}{needs} |\n"
 
 
 BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())
@@ -116,7 +101,6 @@ SPECS = {
     "k8s/monitoring/rules.yaml": partial(alerts.prometheus_rule, Limits()),
     "k8s/monitoring/dashboards.yaml": stack.dashboard_config_maps,
     "docs/metrics.md": metrics_page,
-    "docs/events.md": events_page,
     "docs/migrating.md": migrating_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
     "k8s/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
@@ -139,7 +123,8 @@ def test_the_checked_in_spec_is_the_rendered_one(spec: str) -> None:
 
 
 def test_each_test_that_a_page_names_exists() -> None:
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "ansible/README.md", ROOT / "docs/results/secrets.md"]
+    results = (ROOT / "docs" / "results" / f"{name}.md" for name in ("benchmarks", "faults", "secrets", "torchrun"))
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "ansible/README.md", *results]
     named = [
         (page.name, path, test)
         for page in pages

@@ -27,7 +27,7 @@ from ddpwire.run_files import GROUP_SUFFIX
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" means that the agent serves the store, and no rank does
 OWN_STORE = "DDP_SCRIPT_STORE"  # set if ddprun changed the variable above, because the script chose its own address
 RUN_ID = "TORCHELASTIC_RUN_ID"
-GUIDE = "docs/your_script.md"
+GUIDE = "docs/script.md"
 AS_ONE_RANK = f"run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1); see {GUIDE}"
 
 
