@@ -10,10 +10,10 @@ from datetime import datetime
 from signal import SIGSEGV
 from typing import Any, Literal
 
-from ddpctl.command import NOT_FOUND, Output
+from ddpctl.command import NOT_FOUND
 from ddpctl.runs.run_status import NodeReport, RunStatus, State
 from ddpctl.runs.run_store import Run
-from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
+from ddpctl.targets.kubernetes.kubectl import hint_of
 from ddpctl.targets.kubernetes.manifests import KUEUE, RETRIED, SUSPENDED, Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
@@ -35,15 +35,13 @@ OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs
 # Meanings of exit codes
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
-_UNSCHEDULABLE: Explanations = {
-    r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
-        lambda m: f"no machine has enough free {m[1]}: wait, or request less"
-        + (", or launch with --device cpu" if "gpu" in m[1] else ""),
-    r"didn't match Pod's node affinity/selector":
-        "no machine has the labels of the nodeSelector in pod: kubectl get nodes --show-labels",
-    r"untolerated taint \{([^}:]+)":
-        "every machine has the taint {m[1]}: add it to tolerations",
-}  # fmt: skip
+# A part of the scheduler's message → what to do about it
+_UNSCHEDULABLE = {
+    "Insufficient": "wait, or request less (CPU ranks: --device cpu)",
+    "Too many": "wait, or request less",
+    "node affinity/selector": "compare the nodeSelector in pod with kubectl get nodes --show-labels",
+    "untolerated taint": "add the taint to tolerations",
+}
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
     r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
@@ -154,10 +152,7 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
 
 def _unscheduled(message: str) -> str:
     reason = message.partition(" preemption:")[0]
-    if sentence := explain(reason, _UNSCHEDULABLE):
-        what, colon, advice = sentence.partition(": ")
-        return f"{what} ({reason.partition(': ')[0]}){colon}{advice}"
-    return f"no machine can run it: {_short(reason)}"
+    return ": ".join(filter(None, (f"no machine can run it: {_short(reason)}", hint_of(reason, _UNSCHEDULABLE))))
 
 
 def _evicted(message: str) -> str:
@@ -220,8 +215,8 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
     """Return why pods or Services could not be created, or None if no event reports a reason."""
     for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
-            text = re.sub(r"^Error creating: ", "", event["message"])
-            return str(error_of(Output(returncode=1, stderr=f"Error from server (Forbidden): {text}")))
+            text = event["message"].removeprefix("Error creating: ")
+            return ": ".join(filter(None, (text, hint_of(text))))
     return None
 
 
