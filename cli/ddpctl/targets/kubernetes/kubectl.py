@@ -8,9 +8,9 @@ from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
-from ddpctl.targets.kubernetes.cluster_runtime import check_runtime
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
 from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.pod_patch import check_runtime
 from ddpctl.text import one_line, quote
 
 TIMEOUT_S = 60.0

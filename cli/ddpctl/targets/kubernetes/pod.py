@@ -12,7 +12,6 @@ import yaml
 from ddpctl.job.launch_plan import Plan, ddprun_args, program
 from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets.kubernetes import pod_patch
-from ddpctl.targets.kubernetes.cluster_runtime import on_runtime
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     SECRET_DIR,
@@ -167,7 +166,7 @@ def template(
         ),
     }
     defaults = tuple(name for name, value in (("cpu", job.cpus), ("memory", job.memory)) if not value)
-    result = on_runtime(draft.runtime, result, defaults, gpu=options.gpu_resource)
+    result = pod_patch.on_runtime(draft.runtime, result, defaults, gpu=options.gpu_resource)
     return pod_patch.apply(result, options.pod, container, fixed=tuple(scarce(job, options)))
 
 

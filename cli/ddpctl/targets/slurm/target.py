@@ -23,8 +23,7 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run, read
 from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
-from ddpctl.targets.slurm.batch_script import directives, render_script
-from ddpctl.targets.slurm.containers import beside
+from ddpctl.targets.slurm.batch_script import beside, directives, render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import node_files, read_answers, starts_file, status_of, together
 from ddpwire import run_files
