@@ -223,8 +223,7 @@ def _replica(metadata: Mapping[str, Any], master: bool) -> int:
 
 
 def _index(metadata: Mapping[str, Any], _: bool) -> int:
-    # The label exists since Kubernetes 1.28, the annotation in all versions.
-    return int({**metadata.get("annotations", {}), **metadata.get("labels", {})}.get(_INDEX, 0))
+    return int(metadata.get("labels", {}).get(_INDEX, 0))
 
 
 WORKLOADS: Mapping[str, Workload] = {

@@ -53,7 +53,8 @@ class Runtime:
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
     """Return the complete script. If ``plan.folder`` is relative, the script chooses its folders when it runs."""
-    runtime = None if options.runtime == "none" else runtime_of(plan.job, options)
+    render = {"pyxis": _pyxis, "apptainer": _apptainer}.get(options.runtime, _engine)
+    runtime = None if options.runtime == "none" else render(plan.job, options)
     start = _start_containers(plan, options, runtime) if runtime else _start(plan, options)
     settings = _settings(plan, options, runtime.setup if runtime else "")
     return "\n".join((_header(plan, options), settings, _rendezvous(plan.job), start))
@@ -272,12 +273,6 @@ def lines(words: Iterable[str]) -> tuple[str, ...]:
             made.append("")
         made[-1] += f" {word}" if made[-1] else word
     return tuple(made)
-
-
-def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts of the batch script that depend on the job's container runtime."""
-    render = {"pyxis": _pyxis, "apptainer": _apptainer}.get(options.runtime, _engine)
-    return render(job, options)
 
 
 def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:

@@ -240,7 +240,7 @@ class SlurmTarget(Target):
         """Return the status of each run from Slurm and from the folders of its nodes."""
         parts = [self.tasks(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
-        places = [(folder_of(part), part.job.max_machines) for part in every]
+        places = [(folder_of(part), range(part.job.max_machines)) for part in every]
         files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)

@@ -229,7 +229,7 @@ def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
 
     Raises UnavailableError if the launch is no longer in the host's queue.
     """
-    if all(ticket.uid != plan.uid for ticket in fact.tickets):
+    if all(uid != plan.uid for _, uid in fact.tickets):
         why = fact.failure or "the host removed it"
         raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({why})")
     ahead = fact.ahead(plan.uid)

@@ -13,7 +13,7 @@ from ddpctl.files.images import Image, difference, read_inspect
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.job.spec import size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
-from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
+from ddpctl.targets.ssh.claims import Claim, parse_claims
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.scripts import SHOWN
 from ddpctl.text import counted, format_duration, one_line, table
@@ -99,13 +99,14 @@ class Facts:
         return parse_claims(self.words.get("claim", ()))
 
     @property
-    def tickets(self) -> tuple[Ticket, ...]:
-        """The launches in this host's queue, in order."""
-        return parse_tickets(self.words.get("ticket", ()))
+    def tickets(self) -> tuple[tuple[str, str], ...]:
+        """The run and the uid of each launch in this host's queue, in order. Lines that are no tickets are skipped."""
+        rows = sorted(fields for line in self.words.get("ticket", ()) if len(fields := line.split()) == 3)
+        return tuple((run, uid) for number, run, uid in rows if number.isdecimal())
 
     def ahead(self, uid: str) -> tuple[str, ...]:
         """Return the launches ahead of the launch ``uid`` in the queue, or all launches if it is not in the queue."""
-        return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
+        return tuple(run for run, _ in takewhile(lambda ticket: ticket[1] != uid, self.tickets))
 
     def number(self, word: str) -> int:
         """Return the first value of a key as an integer, or 0 if it is unknown."""
@@ -142,9 +143,7 @@ def parse_facts(output: Output) -> Facts:
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
         words[word] = (*words.get(word, ()), value.strip())
-    if "end" in words:
-        return Facts(words=words)
-    return Facts(words=words, failure=one_line(output.last_line(NO_ERROR)))
+    return Facts(words=words, failure="" if "end" in words else one_line(output.last_line(NO_ERROR)))
 
 
 def clock_of(date: Output) -> float | None:
@@ -321,7 +320,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         cores=int(load[1]) if len(load) == 2 else None,
         gpus=tuple(map(gpu_report, fact.gpus)),
         cpu_runs=tuple(CpuRun(run=it.run, node=it.node, since=it.since) for it in fact.claims if not it.gpus),
-        waiting=tuple(ticket.run for ticket in fact.tickets),
+        waiting=tuple(run for run, _ in fact.tickets),
     )
 
 
