@@ -63,7 +63,7 @@ def items(output: Output) -> list[dict[str, Any]]:
     return list(answer.get("items", [])) if answer["kind"].endswith("List") else [answer]
 
 
-# Answers by which the cluster or kubectl refuses a request. After every other error, what the cluster has done is unknown.
+# Answers by which the cluster or kubectl refuses a request. After any other error, the request may have had an effect.
 # The words in parentheses are the API's reasons (kubectl 1.32 and Kubernetes 1.32, tests/data/kubernetes/bad).
 _REFUSED = re.compile(
     r"^Error from server \((?!InternalError|ServiceUnavailable|(Server)?Timeout|TooManyRequests|Unauthorized)"
@@ -81,10 +81,10 @@ HINTS: Mapping[str, str] = {
     "Unauthorized": "log in to the cluster again (401)",
     "x509: ": "check KUBECONFIG's authority",
     "init-pytorch": "the operator adds the container init-pytorch to a Master: set master: false",
-    "violates PodSecurity": "set the target's profile to 'restricted', and mount no paths of the machines; or use another "
-                            "namespace",
-    'resource "secrets"': "jobs with secrets need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret "
-                          "with pod",
+    "violates PodSecurity":
+        "set the target's profile to 'restricted', and mount no paths of the machines; or use another namespace",
+    'resource "secrets"':
+        "jobs with secrets need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret with pod",
     "at the cluster scope": "ask the administrator for a ClusterRole that allows it",
     "in API group": "ddpctl needs the Role in k8s/rbac.yaml",
     'namespaces "': "make it with kubectl create namespace",
@@ -96,7 +96,7 @@ HINTS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def hint_of(text: str, hints: Mapping[str, str] = HINTS) -> str:
+def hint_of(text: str, hints: Mapping[str, str]) -> str:
     """Return what to do about a message of the cluster, or an empty text."""
     return next((hint for part, hint in hints.items() if part in text), "")
 
@@ -115,7 +115,7 @@ def error_of(output: Output) -> DdpctlError:
     message = [line for line in lines if not re.match(r"Warning: |[EIW]\d{4} ", line)] or lines[-1:]
     text = " ".join(message)
     kind = ConfigError if _REFUSED.search("\n".join(message)) else UnavailableError
-    return kind(f"kubectl failed: {one_line(text)}", hint=hint_of(text))
+    return kind(f"kubectl failed: {one_line(text)}", hint=hint_of(text, HINTS))
 
 
 def check(*outputs: Output) -> None:

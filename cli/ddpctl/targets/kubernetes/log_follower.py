@@ -107,7 +107,7 @@ class Follower:
     def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...], after: Position | None) -> None:
         container = workload_of(self.run.handle).container
         tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and not after else ()
-        since = ("--since-time", f"{after[0][:19].decode()}Z") if after else ()  # the API server knows whole seconds only
+        since = ("--since-time", f"{after[0][:19].decode()}Z") if after else ()  # the API server knows only seconds
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail, *since, "--timestamps")
         end, null, record = end_with_parent(), subprocess.DEVNULL, ""
         position, rest = after, after[1] if after else 0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ddpctl.command import NOT_FOUND
 from ddpctl.runs.run_status import NodeReport, RunStatus, State
 from ddpctl.runs.run_store import Run
-from ddpctl.targets.kubernetes.kubectl import hint_of
+from ddpctl.targets.kubernetes.kubectl import HINTS, hint_of
 from ddpctl.targets.kubernetes.manifests import KUEUE, RETRIED, SUSPENDED, Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
@@ -41,6 +41,10 @@ _UNSCHEDULABLE = {
     "Too many": "wait, or request less",
     "node affinity/selector": "compare the nodeSelector in pod with kubectl get nodes --show-labels",
     "untolerated taint": "add the taint to tolerations",
+}
+_EVICTED = {
+    "emptydir": "write less there, or mount a claim",
+    "low on resource": "reserve what it needs with the job's memory",
 }
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
@@ -106,12 +110,10 @@ def _ending(pod: Object, ended: Object | None, now: float, result: Callable[...,
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
-    words = (
-        f"the pod has not ended, although its grace period ended at {end}: check machine {machine}. If this machine is "
-        "lost, delete the pod to have it replaced: "
-        f"kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
-    )
-    return result("stopping", words, ill=True)
+    late = f"the pod has not ended, although its grace period ended at {end}: check machine {machine}"
+    delete = f"kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
+    text = f"{late}. If this machine is lost, delete the pod to have it replaced: {delete}"
+    return result("stopping", text, ill=True)
 
 
 def is_lost(pod: Object, now: float) -> bool:
@@ -152,14 +154,11 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
 
 def _unscheduled(message: str) -> str:
     reason = message.partition(" preemption:")[0]
-    return ": ".join(filter(None, (f"no machine can run it: {_short(reason)}", hint_of(reason, _UNSCHEDULABLE))))
+    return _with_hint(f"no machine can run it: {_short(reason)}", reason, _UNSCHEDULABLE)
 
 
 def _evicted(message: str) -> str:
-    advice = ": reserve what it needs with the job's memory" if "low on resource" in message else ""
-    if "emptydir" in message.lower():
-        advice = ": write less there, or mount a claim"
-    return f"evicted: {_short(message)}{advice}"
+    return _with_hint(f"evicted: {_short(message)}", message.lower(), _EVICTED)
 
 
 def _waiting(waiting: Object, last: Object | None, container: Object, events: Sequence[Object]) -> str:
@@ -216,7 +215,7 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
     for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
             text = event["message"].removeprefix("Error creating: ")
-            return ": ".join(filter(None, (text, hint_of(text))))
+            return _with_hint(text, text, HINTS)
     return None
 
 
@@ -227,6 +226,10 @@ def newest_first(events: Sequence[Object]) -> list[Object]:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def _with_hint(sentence: str, message: str, hints: Mapping[str, str]) -> str:
+    return ": ".join(filter(None, (sentence, hint_of(message, hints))))
 
 
 def _short(text: str) -> str:
@@ -296,11 +299,9 @@ def fold(
             return result("stopping", f"the {workload.kind} was deleted, and its pods are ending")
         if now - run.created < YOUNG_S:
             return replace(result("starting", "the cluster has not started it yet"), has_logs=False, has_files=False)
-        return result(
-            "lost",
-            f"how it ended is unknown: the {workload.kind} is no longer in the cluster, and neither are its pods and "
-            "logs; it was deleted, or its time (keep) has passed",
-        )
+        gone = f"the {workload.kind} is no longer in the cluster, and neither are its pods and logs"
+        why = "it was deleted, or its time (keep) has passed"
+        return result("lost", f"how it ended is unknown: {gone}; {why}")
     true = conditions(job)
     if "deletionTimestamp" in job["metadata"]:
         return result("stopping", f"the {workload.kind} is being deleted; {_counted(by_pod, run)}")

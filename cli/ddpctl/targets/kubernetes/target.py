@@ -143,8 +143,11 @@ class KubernetesTarget(Target):
         If these do not explain the run's state, also query their events.
         """
         states: dict[str, RunStatus] = {}
-        for place in {_place(run) for run in runs if run.handle}:
-            group = [run for run in runs if run.handle and _place(run) == place]
+        groups: dict[tuple[Any, ...], list[Run]] = {}
+        for run in runs:
+            if run.handle:
+                groups.setdefault((kubectl_of(run.handle), run.handle["workload"]), []).append(run)
+        for group in groups.values():
             states |= {state.run: state for state in (yield from self._status_of(group, now))}
         lost = "its launch was interrupted before the job was created: ddpctl stop removes what is left"
         gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
@@ -159,13 +162,11 @@ class KubernetesTarget(Target):
                 return [RunStatus(run=run.name, state="unknown", message=str(error_of(answer))) for run in runs]
         jobs = {_run_name(job): job for job in items(answers[0])}
         jobs = {run.name: jobs[run.name] for run in runs if run.name in jobs and is_ours(jobs[run.name], run.uid)}
-        every = items(answers[1])
-        pods = {
-            run.name: [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)] for run in runs
-        }
+        every = [(_run_name(pod), pod) for pod in items(answers[1])]
+        pods = {run.name: [pod for name, pod in every if name == run.name and is_ours(pod, run.uid)] for run in runs}
         waiting = (unexplained(workload, jobs.get(run.name), pods[run.name], run.job.max_nodes) for run in runs)
-        asked = tuple(kubectl.events_of(name) for names in waiting for name in names)
-        outputs = (yield asked) if asked else ()
+        queries = tuple(kubectl.events_of(name) for names in waiting for name in names)
+        outputs = (yield queries) if queries else ()
         events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
@@ -265,15 +266,14 @@ class KubernetesTarget(Target):
         """Run a command in a node's container, or a shell if ``argv`` is empty. Return the exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
-            raise NoInputError(
-                f"run '{run.name}' has no pod for node {node}: its nodes are 0 to {run.job.max_nodes - 1}"
-            )
+            last = run.job.max_nodes - 1
+            raise NoInputError(f"run '{run.name}' has no pod for node {node}: its nodes are 0 to {last}")
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         options = ("--stdin", "--tty") if tty else ()
         argv = argv or ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
         name = pods[node]["metadata"]["name"]
-        words = (*kubectl.argv, "exec", *options, name, "--container", workload.container, "--", *argv)
-        (done,) = yield (Command(argv=words, mode="tty" if tty else "stream", timeout_s=None),)
+        line = (*kubectl.argv, "exec", *options, name, "--container", workload.container, "--", *argv)
+        (done,) = yield (Command(argv=line, mode="tty" if tty else "stream", timeout_s=None),)
         return done.returncode
 
     def suspend(self, run: Run, *, again: bool) -> Verb[None]:
@@ -323,10 +323,6 @@ def _made(
     check(*(seen[kind] for kind in needed if not keeps_secrets(seen[kind])))
     whose = {kind: answer.stdout.strip() for kind, answer in seen.items() if answer.returncode == 0}
     return tuple(kind for kind, owner in whose.items() if uid and owner == uid)
-
-
-def _place(run: Run) -> tuple[str | None, ...]:
-    return tuple(run.handle.get(key) for key in ("context", "namespace", "workload"))
 
 
 def _run_name(thing: Mapping[str, Any]) -> str:

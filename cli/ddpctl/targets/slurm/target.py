@@ -147,13 +147,8 @@ class SlurmTarget(Target):
         options, host, script = self.options, self._host, render_script(plan, self.options)
         depends = yield from self._dependency(records)
         log = f"{plan.folder}/job{'-%a' if options.array else ''}.log"
-        argv = (
-            "sbatch",
-            f"--job-name={plan.name}",
-            f"--output={plan.folder.replace('%', '%%')}{log.removeprefix(plan.folder)}",
-            f"--chdir={plan.cwd}",
-            *depends,
-        )
+        output = f"{plan.folder.replace('%', '%%')}{log.removeprefix(plan.folder)}"
+        argv = ("sbatch", f"--job-name={plan.name}", f"--output={output}", f"--chdir={plan.cwd}", *depends)
         tested, listing = yield (
             Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
             Command(argv=("printenv",), host=host, probe=True),
@@ -275,15 +270,12 @@ class SlurmTarget(Target):
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return the metrics and files of each node. The login node fetches all of them."""
         if tasks := tasks_of(run):
-            raise ConfigError(
-                f"run '{run.name}' is an array of {len(tasks)} trainings",
-                hint=f"select one of them with --task (known: {', '.join(tasks)})",
-            )
+            hint = f"select one of them with --task (known: {', '.join(tasks)})"
+            raise ConfigError(f"run '{run.name}' is an array of {len(tasks)} trainings", hint=hint)
         nodes, folder = range(run.job.max_machines), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
-        text = probe_script(
-            probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
-        )
+        folders = [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes]
+        text = probe_script(probe, folders, placed=placed)
         (output,) = yield (Command(argv=("sh",), stdin=text, host=self._host, timeout_s=TIMEOUT_S),)
         return read_probe(output, nodes)
 
@@ -292,8 +284,8 @@ class SlurmTarget(Target):
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
-        asked = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
-        (done,) = yield (replace(asked, timeout_s=wait_s + 30),)
+        command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
+        (done,) = yield (replace(command, timeout_s=wait_s + 30),)
         if done.returncode > 1:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
@@ -334,11 +326,11 @@ class SlurmTarget(Target):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
         pty = ("--pty",) if tty else ()
         number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
-        words = beside(
+        inside = beside(
             run.job, self.options, number=number, node=node, workdir=workdir, run_dir=run_folders(run)[0],
             argv=argv, tty=tty,
         )  # fmt: skip
-        command = self._ask(queue.EXECUTE, number, str(node), workdir, *pty, "--", *words, stream=True)
+        command = self._ask(queue.EXECUTE, number, str(node), workdir, *pty, "--", *inside, stream=True)
         (done,) = yield (replace(command, mode="tty" if tty else "stream"),)
         if done.returncode == Exit.UNAVAILABLE:
             raise UnavailableError(f"run '{run.name}' has no nodes at present: see ddpctl status {run.name}")
@@ -466,15 +458,15 @@ def _note(job: str, tested: Output) -> str:
 
 def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str) -> Exception:
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
-    what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
+    refusal = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
     lines = has.stdout.splitlines()
-    asked = f"{plan.job.nodes} nodes" + (f" of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else "")
+    request = f"{plan.job.nodes} nodes" + (f" of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else "")
     partitions = [
         f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
-        for name, nodes, cpus, memory, gres in filter(lambda fields: len(fields) == 5, map(str.split, lines))
+        for name, nodes, cpus, memory, gres in (fields for fields in map(str.split, lines) if len(fields) == 5)
     ]
     listing = f"; the partitions have: {'; '.join(partitions[:5])}" if has.returncode == 0 and partitions else ""
     has_gpus = not partitions or any(not partition.endswith("no GPU") for partition in partitions)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
-    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))
+    return ConfigError(f"{refusal} ({request}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))

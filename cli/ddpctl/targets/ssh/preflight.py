@@ -193,32 +193,24 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, gpus: in
         if options.environment:
             yield UnavailableError, "environment", "its environment was not made: see the lines above"
             return
-        what = f"{options.python} there" if options.runtime == "none" else options.runtime
-        yield UnavailableError, "container runtime", f"{what}: {fact.get('engine_error')}"
+        engine = f"{options.python} there" if options.runtime == "none" else options.runtime
+        yield UnavailableError, "container runtime", f"{engine}: {fact.get('engine_error')}"
     if not fact.get("flock"):
         yield UnavailableError, "flock", "flock is missing there: install util-linux"
     if not fact.get("writable"):
         text = f"{options.home} is not writable there: set the target's 'home' to a writable folder"
         yield UnavailableError, "disk", text
-    free = int(fact.get("disk") or 0) * 1024
-    if free < size_bytes(options.min_disk):
-        yield (
-            UnavailableError,
-            "disk",
-            f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {format_free(free)} "
-            f"free in {options.home}",
-        )
+    need, free = size_bytes(options.min_disk), int(fact.get("disk") or 0) * 1024
+    if free < need:
+        text = f"{need / GIB:g} GiB needed (min_disk), but {format_free(free)} free in {options.home}"
+        yield UnavailableError, "disk", f"its disk is full: {text}"
     yield from _gpus(options, plan, host, fact, gpus)
     script = script_of(plan.job.command)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
     if script and looked and options.project != "sync" and not fact.get("script"):
         folder = "home folder" if options.project == "none" else f"folder {options.project}"
-        yield (
-            NoInputError,
-            "script",
-            f"its {folder} has no script '{script}': give the script's path on that host, or set 'project: sync' to "
-            "send the folder from which you launch",
-        )
+        to_do = "give the script's path on that host, or set 'project: sync' to send the folder from which you launch"
+        yield NoInputError, "script", f"its {folder} has no script '{script}': {to_do}"
 
 
 def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, need: int) -> Iterator[Problem]:
@@ -243,8 +235,7 @@ def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, need: int
         waits = "is already waiting" if len(ahead) == 1 else "are already waiting"
         yield GpusTakenError, "GPUs", f"{who} {waits} for GPUs there: use --wait, such as --wait 2h, to join the queue"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
-        text = "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
-        yield UnavailableError, "container runtime", text
+        yield UnavailableError, "container runtime", "docker has no NVIDIA runtime: install nvidia-container-toolkit"
 
 
 def _taken(need: int, fact: Facts) -> str:
