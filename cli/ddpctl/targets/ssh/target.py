@@ -480,7 +480,7 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
     command = partial(Command, host=host, timeout_s=PORT_S, placeholder="<port>")
     if options.runtime == "none":
         return command(argv=("/bin/sh",), stdin=f"{path_word(options.python)} {' '.join(words)}\n")
-    inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.confined())
+    inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.CONFINED)
     return command(argv=(*inside, "--entrypoint=python3", fact.image_id, *words))
 
 
@@ -496,11 +496,11 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
 def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus: tuple[str, ...]) -> str:
     """Return the script that starts a node. Raises ConfigError."""
 
-    def there(path: str) -> str:
+    def on_host(path: str) -> str:
         return fact.get("home") + path[1:] if path.startswith("~/") else path
 
     plan, environment = start.plan, partial(contract, node=node, addr=start.address, port=start.port)
-    run_dir, checkpoints = there(run_path(options.home, plan.name)), there(checkpoint_folder(options, plan))
+    run_dir, checkpoints = on_host(run_path(options.home, plan.name)), on_host(checkpoint_folder(options, plan))
     device, folder, owner = {names.DEVICE: "cuda" if start.cuda else "cpu"}, work_dir(options, plan.name), None
     if options.runtime == "none":
         here = replace(plan, folder=run_dir, checkpoint_dir=checkpoints)
@@ -517,7 +517,7 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
         owner = _OURS if fact.get("id").startswith(_ROOT) else None
         argv = scripts.run_args(
             options, plan, node, image=fact.image_id, user=owner or fact.get("id"), run_dir=run_dir, gpus=gpus,
-            project=None if options.project == "none" else there(folder), checkpoints=None if own else checkpoints,
+            project=None if options.project == "none" else on_host(folder), checkpoints=None if own else checkpoints,
         )  # fmt: skip
         launch = scripts.launch_container(options, plan.name, argv, scripts.env_file(env))
     return scripts.start_node(
