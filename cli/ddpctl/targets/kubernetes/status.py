@@ -82,7 +82,8 @@ def report(
         return PodReport(name=name, phase=phase, words=text, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
-        return result("failed", _evicted(status.get("message", "")), ill=True)
+        why = status.get("message", "")
+        return result("failed", _with_hint(f"evicted: {_short(why)}", why.lower(), _EVICTED), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
         return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
@@ -148,17 +149,10 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             if condition.get("reason") == "SchedulingGated":
                 return result("waiting", "is waiting for its queue to admit it")
-            return result("waiting", _unscheduled(condition.get("message", "")), ill=True)
+            reason = condition.get("message", "").partition(" preemption:")[0]
+            text = _with_hint(f"no machine can run it: {_short(reason)}", reason, _UNSCHEDULABLE)
+            return result("waiting", text, ill=True)
     return result("waiting", "is waiting for a machine")
-
-
-def _unscheduled(message: str) -> str:
-    reason = message.partition(" preemption:")[0]
-    return _with_hint(f"no machine can run it: {_short(reason)}", reason, _UNSCHEDULABLE)
-
-
-def _evicted(message: str) -> str:
-    return _with_hint(f"evicted: {_short(message)}", message.lower(), _EVICTED)
 
 
 def _waiting(waiting: Object, last: Object | None, container: Object, events: Sequence[Object]) -> str:

@@ -202,8 +202,12 @@ class KubernetesTarget(Target):
         if not commands:
             (state,) = yield from self.status((run,), now=run.created + YOUNG_S)
             raise NoInputError(f"run '{run.name}' has no readable log: {state.message}")
+        # If all lines are wanted, only the records are left out: the log lines in which nodes save their files.
+        keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
+        text = 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true'
         for argv in commands:
-            yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
+            filtered = ("sh", "-c", text, "sh", keeps, pattern, *argv)
+            yield (Command(argv=filtered, mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return the metrics and files of each node. For an ended pod, use its log and the files saved locally."""
@@ -336,15 +340,6 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
     if not query.ranks or run.job.world_size == 1:
         return None
     return rf"^([^ []+ )?.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
-
-
-def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return a command that prints the output lines of ``argv`` that match ``only``.
-
-    If ``only`` is None, the command leaves out only the records: the log lines in which nodes save their files.
-    """
-    keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
-    return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
 
 # Notes for the user about a spec or a launch
