@@ -130,10 +130,10 @@ def test_status_shows_when_the_job_controller_replaces_a_pod(
         },
     }
     now = datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() + after_s
-    text = report(pod, "main", now=now).words
+    text = report(pod, "main", now=now).message
     assert (fact in text) if fact else "replac" not in text
     del pod["metadata"]["deletionTimestamp"]
-    text = report(pod, "main", now=now).words
+    text = report(pod, "main", now=now).message
     assert (fact in text) if fact else "replac" not in text
 
 

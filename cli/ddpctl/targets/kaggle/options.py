@@ -77,8 +77,8 @@ class KaggleOptions(Options):
         keys = ("node_setup", "node_teardown", "notify", "stop_signal")
         others = [key for key in keys if getattr(job, key) != vars(JobSpec())[key]]
         yield from ((f"job.{key}", "not supported on Kaggle: use a cell of the rendered notebook") for key in others)
-        words = program(job.command)
-        if words[0] == "-m" and words[:2] != TRAINER:
-            yield "job.command", f"a module (-m {words[1]}) cannot be sent: use a script and the target's `files`"
-        if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
-            yield "job.command", f"{words[0]}: only a script below the project's folder can be sent to Kaggle"
+        argv = program(job.command)
+        if argv[0] == "-m" and argv[:2] != TRAINER:
+            yield "job.command", f"a module (-m {argv[1]}) cannot be sent: use a script and the target's `files`"
+        if argv[0] != "-m" and not re.fullmatch(FILE, argv[0]):
+            yield "job.command", f"{argv[0]}: only a script below the project's folder can be sent to Kaggle"

@@ -127,7 +127,7 @@ def check(*outputs: Output) -> None:
 
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
     """Return kubectl with an explicit context and namespace. Raises ConfigError, UnavailableError."""
-    asked = Kubectl(context=options.context, namespace=options.namespace)
+    requested = Kubectl(context=options.context, namespace=options.namespace)
     configuration = ("config", "view", "--minify", "-o", "json")
     (view,) = yield (Command(argv=(*Kubectl(context=options.context).argv, *configuration), probe=True),)
     if view.returncode == NOT_FOUND or (view.returncode and options.context):
@@ -141,7 +141,7 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
         config = json.loads(view.stdout) if view.returncode == 0 else {}
         context = config["contexts"][0]
     except (ValueError, KeyError, IndexError, TypeError):
-        return asked  # inside a pod there is no configuration
+        return requested  # inside a pod there is no configuration
     namespace = options.namespace or context["context"].get("namespace", "default")
     return Kubectl(context=options.context or config.get("current-context") or context["name"], namespace=namespace)
 
@@ -161,9 +161,9 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
             )
         unknown = f"it is not known whether the cluster serves {workload.kind}, because {error_of(answer)}"
         return workload, "chosen with 'workload' or --kind", unknown if answer.returncode else ""
-    asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
-    answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
-    present = [(workload, answer) for workload, answer in zip(asked, answers, strict=True) if not is_absent(answer)]
+    operators = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
+    answers = yield tuple(kubectl.raw(workload.api) for workload in operators)
+    present = [(workload, answer) for workload, answer in zip(operators, answers, strict=True) if not is_absent(answer)]
     check(*(answer for _, answer in present))
     served = {
         workload.word

@@ -180,8 +180,8 @@ def main() -> int:
         if has_ended(job) and not (job is None and time.time() - run.created < YOUNG_S):
             follower.finish(timeout_s=30.0)
             return Exit.OK
-        asked = unexplained(workload, job, pods, run.job.max_nodes)
-        events = [event for name in asked for event in items(_ask(kubectl.events_of(name)))]
+        names = unexplained(workload, job, pods, run.job.max_nodes)
+        events = [event for name in names for event in items(_ask(kubectl.events_of(name)))]
         state = fold(run, workload, job, pods, events, now=time.time())
         if state.message != printed:
             printed = state.message
@@ -195,8 +195,8 @@ def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
     lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
     for pod in lost:
         done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))
-        what = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and will be replaced"
-        print(f"{pod['name']}: its machine does not answer: {what}", file=sys.stderr, flush=True)
+        result = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and will be replaced"
+        print(f"{pod['name']}: its machine does not answer: {result}", file=sys.stderr, flush=True)
     return {pod["uid"] for pod in lost}
 
 

@@ -118,10 +118,10 @@ def needs_project(job: JobSpec) -> bool:
 
     They need none if they run only ddptrain, or a script with an absolute path in the image.
     """
-    words = program(job.command)
-    if words[0] == "-m":
-        return words[1] != "ddptrain"
-    return not PurePosixPath(words[0]).is_absolute()
+    argv = program(job.command)
+    if argv[0] == "-m":
+        return argv[1] != "ddptrain"
+    return not PurePosixPath(argv[0]).is_absolute()
 
 
 def checkpoint_dir(plan: Plan) -> str:

@@ -59,7 +59,7 @@ class PodReport:
 
     name: str
     phase: Phase
-    words: str  # a message about the state
+    message: str  # about the state
     code: int | None = None  # the last exit code of its container
     restarts: int = 0
     ill: bool = False  # whether there is a problem that a user should know
@@ -76,10 +76,10 @@ def report(
     state, last = main.get("state", {}), main.get("lastState", {}).get("terminated")
     restarts = main.get("restartCount", 0)
 
-    def result(phase: Phase, words: str, **rest: Any) -> PodReport:
+    def result(phase: Phase, message: str, **rest: Any) -> PodReport:
         code = (state.get("terminated") or last or {}).get("exitCode")
-        outcome, text = _outcome(state.get("terminated", {})), one_line(words)
-        return PodReport(name=name, phase=phase, words=text, code=code, restarts=restarts, outcome=outcome, **rest)
+        outcome, text = _outcome(state.get("terminated", {})), one_line(message)
+        return PodReport(name=name, phase=phase, message=text, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
         why = status.get("message", "")
@@ -334,7 +334,7 @@ def _going(
 
 def _node(node: int, pod: PodReport | None) -> NodeReport:
     alive = pod is not None and pod.phase in ("waiting", "running", "stopping")
-    note = f"{pod.name}: {pod.words}" if pod else "no pod"
+    note = f"{pod.name}: {pod.message}" if pod else "no pod"
     return NodeReport(node=node, alive=alive, state=None, outcome=None, note=note)
 
 
@@ -349,12 +349,12 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
         return f"all pods have ended with exit code 0; the {workload.kind} has not ended yet"
     for pod in pods.values():
         if pod.ill:
-            return f"{pod.name}: {pod.words}"
+            return f"{pod.name}: {pod.message}"
     if done:
         return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not ended yet"
     about_job = [event for event in events if event["involvedObject"]["name"].startswith(job["metadata"]["name"])]
-    if len(pods) < nodes and (words := why_no_pod(about_job)):
-        return f"{_counted(pods, run)}: {words}"
+    if len(pods) < nodes and (reason := why_no_pod(about_job)):
+        return f"{_counted(pods, run)}: {reason}"
     restarts = sum(pod.restarts for pod in pods.values())
     again = f", {restarts} restart{'s' * (restarts != 1)} so far" if restarts else ""
     if any(pod.phase == "stopping" for pod in pods.values()):
@@ -376,5 +376,5 @@ def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodRep
         return f"{reason}: {outcome.message}"
     for pod in sorted(pods.values(), key=lambda pod: pod.code in (None, 0)):
         if pod.phase == "failed" or pod.code:
-            return f"{reason}: {pod.name}: {pod.words}"
+            return f"{reason}: {pod.name}: {pod.message}"
     return reason or f"the {workload.kind} has failed"

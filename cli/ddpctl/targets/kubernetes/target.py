@@ -116,7 +116,7 @@ class KubernetesTarget(Target):
             try:
                 made = yield from _made(kubectl, kinds, draft.plan.name, plan.uid, needed=kinds)
                 named = ([",".join(made), draft.plan.name, "--ignore-not-found", "--wait=false"],) if made else ()
-                check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
+                check(*(yield tuple(kubectl.run("delete", *arguments) for arguments in named)))
             except DdpctlError:
                 raise error from None
             # If the cluster did not answer, it may have created the job.
@@ -353,14 +353,14 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
     job, options = draft.plan.job, draft.options
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
-        what = one_line(script_of(job.command) or "the project")
+        script = one_line(script_of(job.command) or "the project")
         sent = "this file does not include it (ddpctl launch sends it as a ConfigMap)"
-        yield f"The image must have {what} in {WORKSPACE}: {sent}."
+        yield f"The image must have {script} in {WORKSPACE}: {sent}."
     if job.secrets:
         kubectl = shlex.join(Kubectl(context=options.context, namespace=options.namespace).argv)
-        words = " ".join(f'"{name}=${name}"' for name in job.secrets)
+        pairs = " ".join(f'"{name}=${name}"' for name in job.secrets)
         created = f"{kubectl} create secret generic {draft.plan.name} --from-env-file=/dev/stdin"
-        yield f"First: printf '%s\\n' {words} | {created}"
+        yield f"First: printf '%s\\n' {pairs} | {created}"
     yield from (f"Note: {line}." for line in _notes_on_pods(draft))
 
 

@@ -270,10 +270,10 @@ def read_answers(text: str) -> Answers:
         if line.startswith("error: "):
             error = line.removeprefix("error: ")
             continue
-        words = line.split("|")
-        if len(words) >= 5:
-            task = words[1] if words[1].isdecimal() else None
-            jobs.append(Job(id=words[0], task=task, word=words[2], reason=words[3], start=words[4]))
+        fields = line.split("|")
+        if len(fields) >= 5:
+            task = fields[1] if fields[1].isdecimal() else None
+            jobs.append(Job(id=fields[0], task=task, word=fields[2], reason=fields[3], start=fields[4]))
     return Answers(jobs=tuple(jobs), files=sections, error=error)
 
 
@@ -359,8 +359,8 @@ def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) ->
     While at least one task is active, the array has the state of an active task. Running tasks take precedence over
     waiting tasks. After the end of all tasks, the array has the status of the task with the highest exit code.
     """
-    words = [state.state for state in states]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    names = [state.state for state in states]
+    counts = ", ".join(f"{names.count(word)} {word}" for word in dict.fromkeys(names))
     going = next((state for state in states if not state.ended and state.state != "pending"), None)
     waiting = next((state for state in states if state.state == "pending"), None)
     nodes = tuple(report for state in states for report in state.nodes)

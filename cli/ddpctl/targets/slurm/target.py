@@ -336,8 +336,8 @@ class SlurmTarget(Target):
             raise UnavailableError(f"run '{run.name}' has no nodes at present: see ddpctl status {run.name}")
         return done.returncode
 
-    def _ask(self, text: str, *words: str, stream: bool = False) -> Command:
-        argv = ("sh", "-c", text, "ddpctl", *words)
+    def _ask(self, text: str, *arguments: str, stream: bool = False) -> Command:
+        argv = ("sh", "-c", text, "ddpctl", *arguments)
         return Command(
             argv=argv, host=self._host, mode="stream" if stream else "capture", timeout_s=None if stream else 60
         )
@@ -438,22 +438,22 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
         if not tasks:
             return ("", str(run.handle.get("log", f"{place}/job.log")))
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
-    words: list[str] = []
+    arguments: list[str] = []
     for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):
         for node, files in query.files(run).items():
             for name, mark in files.items():
-                words += [before + mark, f"{path}/{node_name(node)}/{name}"]
-    return tuple(words)
+                arguments += [before + mark, f"{path}/{node_name(node)}/{name}"]
+    return tuple(arguments)
 
 
 def _note(job: str, tested: Output) -> str:
-    what = "Slurm would accept the job" if job == DRY_RUN else f"job {job}"
+    text = "Slurm would accept the job" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
-        return f"{what}; it could start at {match[1]} on {match[2]} (partition {match[3]})"
+        return f"{text}; it could start at {match[1]} on {match[2]} (partition {match[3]})"
     if tested.returncode:  # Slurm may still accept the job: nodes that are down may return
-        what = "Slurm may reject the job" if job == DRY_RUN else what
-        return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
-    return what
+        text = "Slurm may reject the job" if job == DRY_RUN else text
+        return f"{text}: {PREFIX.sub('', tested.last_line('it failed'))}"
+    return text
 
 
 def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str) -> Exception:

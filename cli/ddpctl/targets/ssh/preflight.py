@@ -74,34 +74,34 @@ class Judgement:
 class Facts:
     """The properties that a host has reported."""
 
-    words: dict[str, tuple[str, ...]]  # the values of each key that scripts.facts_script prints
+    values: dict[str, tuple[str, ...]]  # the values of each key that scripts.facts_script prints
     failure: str = ""  # why the script failed; empty if it did not
     clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
     def get(self, word: str) -> str:
         """Return the first value of a key, or an empty string."""
-        return self.words.get(word, ("",))[0]
+        return self.values.get(word, ("",))[0]
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The UUIDs of all GPUs."""
-        return self.words.get("gpu", ())
+        return self.values.get("gpu", ())
 
     @property
     def free_gpus(self) -> tuple[str, ...]:
         """The UUIDs of the GPUs that no process uses and that no run has claimed."""
-        taken = {*self.words.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
+        taken = {*self.values.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
         return tuple(gpu for gpu in self.gpus if gpu not in taken)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """The claims of the runs on this host."""
-        return parse_claims(self.words.get("claim", ()))
+        return parse_claims(self.values.get("claim", ()))
 
     @property
     def tickets(self) -> tuple[tuple[str, str], ...]:
         """The run and the uid of each launch in this host's queue, in order. Lines that are no tickets are skipped."""
-        rows = sorted(fields for line in self.words.get("ticket", ()) if len(fields := line.split()) == 3)
+        rows = sorted(fields for line in self.values.get("ticket", ()) if len(fields := line.split()) == 3)
         return tuple((run, uid) for number, run, uid in rows if number.isdecimal())
 
     def ahead(self, uid: str) -> tuple[str, ...]:
@@ -139,11 +139,11 @@ class Facts:
 
 def parse_facts(output: Output) -> Facts:
     """Parse the output of ``scripts.facts_script``. If the end of the output is missing, ``failure`` is set."""
-    words: dict[str, tuple[str, ...]] = {}
+    values: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
-        words[word] = (*words.get(word, ()), value.strip())
-    return Facts(words=words, failure="" if "end" in words else one_line(output.last_line(NO_ERROR)))
+        values[word] = (*values.get(word, ()), value.strip())
+    return Facts(values=values, failure="" if "end" in values else one_line(output.last_line(NO_ERROR)))
 
 
 def clock_of(date: Output) -> float | None:
@@ -295,12 +295,12 @@ def host_report(host: SshHost, output: Output) -> HostReport:
     holders: dict[str, Any] = {
         gpu: {"run": claim.run, "node": claim.node, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
     }
-    use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.words.get("use", ()))}
+    use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.values.get("use", ()))}
 
     def gpu_report(uuid: str) -> GpuReport:
         fields = zip(("busy_percent", "memory_mib", "total_mib"), use.get(uuid, ()), strict=False)
         numbers: dict[str, Any] = {name: int(text) for name, text in fields if text.isdecimal()}
-        computes = uuid in fact.words.get("busy", ())
+        computes = uuid in fact.values.get("busy", ())
         return GpuReport(uuid=uuid, computes=computes, **holders.get(uuid, {}), **numbers)
 
     load = fact.get("load").split()

@@ -459,8 +459,8 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
     assumed = []
     for need, fact in zip(map(job.gpus_of, itertools.count()), facts, strict=False):
         gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(need)), "busy": ()}
-        known = guesses | fact.words | ({} if fact.image else images)
-        assumed.append(replace(fact, words=known | ({} if len(fact.free_gpus) >= need else gpus)))
+        known = guesses | fact.values | ({} if fact.image else images)
+        assumed.append(replace(fact, values=known | ({} if len(fact.free_gpus) >= need else gpus)))
     return tuple(assumed)
 
 
