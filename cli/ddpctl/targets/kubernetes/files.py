@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.command import Command, Verb, call
-from ddpctl.errors import NoInputError, UnavailableError
+from ddpctl.errors import NoInputError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.runs.run_store import Run
