@@ -156,9 +156,7 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
         workload = WORKLOADS[options.workload]
         (answer,) = yield (kubectl.raw(workload.api),)
         if is_absent(answer):
-            raise ConfigError(
-                f"the cluster does not serve {workload.kind}: no operator for it is installed; use --kind job"
-            )
+            raise ConfigError(f"the cluster does not serve {workload.kind}", hint=_NO_OPERATOR)
         unknown = f"it is not known whether the cluster serves {workload.kind}, because {error_of(answer)}"
         return workload, "chosen with 'workload' or --kind", unknown if answer.returncode else ""
     operators = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]

@@ -390,10 +390,8 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {some(list(files), MOST_NAMES)}"
         yield f"{WORKSPACE} is read-only in the pods: a script can write to $DDP_RUN_DIR and /tmp"
     if left_out:
-        yield (
-            f"not sent, because their names suggest secrets: {some(left_out, MOST_NAMES)} (to send one, "
-            "name it in the target's 'project')"
-        )
+        names = some(left_out, MOST_NAMES)
+        yield f"not sent, because their names suggest secrets: {names} (to send one, name it in the target's 'project')"
     yield from _notes_on_pods(draft)
 
 
@@ -507,10 +505,8 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     (read,) = yield (call(project.read, Path(plan.cwd), names, (*options.project, *named), probe=True),)
     read.check("project", ConfigError)
     if script and path not in read.value["files"]:
-        raise NoInputError(
-            f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
-            "if the image has it, set project: []"
-        )
+        to_do = "check that it exists and that git does not ignore it; if the image has it, set project: []"
+        raise NoInputError(f"{script} is not sent from {plan.cwd}: {to_do}")
     return read.value["files"], tuple(read.value["left_out"])
 
 

@@ -303,10 +303,9 @@ class SlurmTarget(Target):
         if str(path) == run.folder and not self._host:
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
-            raise ConfigError(
-                f"run '{run.name}' was not removed, because its record names another folder, {path}: rename the "
-                f"folder '{run.name}' back to '{path.name}', or repair the record"
-            )
+            to_do = f"rename the folder '{run.name}' back to '{path.name}', or repair the record"
+            why = f"its record names another folder, {path}"
+            raise ConfigError(f"run '{run.name}' was not removed, because {why}: {to_do}")
         return ((self._host, str(path.parent)),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
@@ -357,10 +356,8 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
             return None
         why = f"sbatch: {PREFIX.sub('', last)}"
     to_do = f"{'' if host else 'run ddpctl on a login node, or '}set the target's 'login' to a login node"
-    return UnavailableError(
-        f"no Slurm is reachable from {host or 'this machine'} ({why})",
-        hint=f"{to_do}; ddpctl render prints the script, and needs no cluster",
-    )
+    hint = f"{to_do}; ddpctl render prints the script, and needs no cluster"
+    return UnavailableError(f"no Slurm is reachable from {host or 'this machine'} ({why})", hint=hint)
 
 
 def is_lost(sent: Output) -> bool:

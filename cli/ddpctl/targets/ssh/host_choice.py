@@ -209,11 +209,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         waiting, now = next(filter(None, lines), ""), polled[0].number("now")
         started = started or now
         if waiting and now >= started + (plan.wait_s or 0):
-            raise UnavailableError(
-                f"nothing was started: the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} "
-                f"({waiting})",
-                hint="use a longer --wait, or see ddpctl hosts",
-            )
+            why = f"the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} ({waiting})"
+            raise UnavailableError(f"nothing was started: {why}", hint="use a longer --wait, or see ddpctl hosts")
 
 
 def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
