@@ -58,7 +58,7 @@ class Executor:
         self._lifeline: int | None = None  # the read end of the pipe that tethered processes have
         self._started: list[int] = []  # process IDs of the leaders of background sessions
         self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
-        self._said = ""  # the message of the last commands
+        self._message = ""  # the message of the last commands
         self.may_have_started = False  # whether a command with ``starts`` was run
         self.on_say: Callable[[str], object] = str  # called with the current message, which may be empty
         self._children: set[subprocess.Popen[Any]] = set()  # the processes that have not ended
@@ -136,8 +136,8 @@ class Executor:
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
         text = plain(_messages(commands))
-        if text != self._said:
-            self._said = text
+        if text != self._message:
+            self._message = text
             self.on_say(text)
             if text:
                 print(text, file=sys.stderr, flush=True)

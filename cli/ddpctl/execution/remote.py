@@ -202,11 +202,11 @@ def _open_session(transport: "Transport", timeout_s: float) -> "Channel | None":
     """Open a session. Return None if the sshd refuses it. Raises SSHException, OSError and EOFError."""
     from paramiko.ssh_exception import SSHException
 
-    asked = time.monotonic()
+    began = time.monotonic()
     try:
         return transport.open_session(timeout=timeout_s)
     except SSHException:  # its type does not matter: paramiko mixes up the errors of parallel requests
-        if transport.is_active() and time.monotonic() - asked < timeout_s:
+        if transport.is_active() and time.monotonic() - began < timeout_s:
             return None
         raise
 

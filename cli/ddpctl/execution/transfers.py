@@ -7,8 +7,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, TextIO
@@ -151,8 +151,8 @@ def pump(
     num_bytes = num_files = 0
     recent = b""  # the end of rsync's output
     moved_at = time.monotonic()
-    with ExitStack() as stack:
-        files = _Files(transfer.writes, stack)
+    with closing(_write(transfer.writes)) as files:
+        next(files)
         while True:
             ready, _, _ = select.select([stdout], [], [], _LOOK_S)
             data = os.read(stdout, _CHUNK) if ready else b""
@@ -160,8 +160,7 @@ def pump(
                 return
             before = (num_bytes, num_files)
             if transfer.writes:
-                files.write(data)
-                num_bytes, num_files = files.num_bytes, files.num_whole
+                num_bytes, num_files = files.send(data)
             elif transfer.rsync_to:
                 recent = (recent + data)[-1000:]
                 for line in _RSYNC.finditer(recent):
@@ -177,38 +176,30 @@ def pump(
             update(num_bytes, num_files)
 
 
-class _Files:
-    def __init__(self, parts: Sequence[FilePart], stack: ExitStack) -> None:
-        self.num_bytes = self.num_whole = 0
-        self._parts: Iterator[FilePart] = iter(parts)
-        self._stack = stack
-        self._left = 0
-        self._open_next()
+def _write(parts: Sequence[FilePart]) -> Generator[tuple[int, int], bytes]:
+    """Write the bytes that are sent to this generator to the parts. Yield the number of bytes and of complete parts.
 
-    def write(self, data: bytes) -> None:
-        """Write the next bytes to the parts. Bytes after the end of the last part are dropped."""
-        while data and self._left:
-            piece, data = data[: self._left], data[self._left :]
-            try:
-                self._file.write(piece)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, self._file.name) from None
-            self.num_bytes += len(piece)
-            self._left -= len(piece)
-            if not self._left:
-                self.num_whole += 1
-                self._open_next()
-
-    def _open_next(self) -> None:
-        self._stack.close()
-        for part in self._parts:
-            path = Path(part.path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            self._file = self._stack.enter_context(path.open("r+b", buffering=0))
-            self._file.truncate(part.start)
-            self._file.seek(part.start)
-            self._left = part.length
-            if self._left:
-                return
-            self.num_whole += 1
+    Bytes after the end of the last part are dropped. Raises OSError, also for a write, with the path.
+    """
+    num_bytes = num_whole = 0
+    data = b""
+    for part in parts:
+        path, rest = Path(part.path), part.length
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b", buffering=0) as file:
+            file.truncate(part.start)
+            file.seek(part.start)
+            while rest:
+                while not data:
+                    data = yield num_bytes, num_whole
+                piece, data = data[:rest], data[rest:]
+                try:
+                    file.write(piece)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, part.path) from None
+                num_bytes += len(piece)
+                rest -= len(piece)
+        num_whole += 1
+    while True:
+        yield num_bytes, num_whole

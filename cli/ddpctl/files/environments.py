@@ -32,11 +32,8 @@ from ddpwire.machine import GIB
 from ddpwire.run_files import PYTHON_RECORD
 from ddpwire.version import __version__
 
-LOCKS = {
-    "uv.lock": ("pyproject.toml", ".python-version"),
-    "pylock.toml": (),
-    "requirements.txt": (),
-}  # → files beside it
+# The names of locks → files beside it
+LOCKS = {"uv.lock": ("pyproject.toml", ".python-version"), "pylock.toml": (), "requirements.txt": ()}
 PYTHON = ">=3.11"  # if the lock requires no version
 AGENT = ("prometheus-client>=0.21", "psutil>=6", "nvidia-ml-py>=12.560")  # what ddprun needs besides torch
 WHEEL = f"ddpctl-{__version__}-py3-none-any.whl"
@@ -102,11 +99,9 @@ def problems(options: Any, *, python: str | None) -> Iterable[tuple[str, str]]:
             yield "target.wheelhouse", "needs 'environment', the path of a lock"
         return
     if options.runtime != "none":
-        yield (
-            "target.environment",
-            f"a container of the runtime '{options.runtime}' has the packages of its image: install the lock in the "
-            "image (ddpctl image build), or set the runtime to 'none'",
-        )
+        text = f"a container of the runtime '{options.runtime}' has the packages of its image"
+        to_do = "install the lock in the image (ddpctl image build), or set the runtime to 'none'"
+        yield "target.environment", f"{text}: {to_do}"
     if options.python != python and not re.search("/[0-9a-f]{16}/python$", options.python):  # that of an earlier launch
         yield "target.python", "an environment has its own Python: leave out 'python' or 'environment'"
     try:
@@ -187,8 +182,8 @@ def make(hosts: Sequence[Host | None], python: str, recipe: Recipe) -> Verb[None
     kinds = {host: re.search(r"(?m)^machine (\S+) (\S+)$", answer.stdout) for host, answer in answers.items()}
     for machine, uv in sorted({(kind[1], kind[2]) for kind in kinds.values() if kind}):
         at = [host for host, kind in kinds.items() if kind and (kind[1], kind[2]) == (machine, uv)]
-        there = {host: answers[host].stdout.splitlines() for host in at}
-        lacking = {name for name, size in recipe.sizes.items() for host in at if f"{size} {name}" not in there[host]}
+        files_of = {host: answers[host].stdout.splitlines() for host in at}
+        lacking = {name for name, size in recipe.sizes.items() for host in at if f"{size} {name}" not in files_of[host]}
         if uv == "none":
             (done,) = yield (Command(argv=("sh", "-c", _FETCH, sys.executable, machine), timeout_s=FETCH_S, say=say),)
             done.check("environment: uv is not on the hosts, and its wheel cannot be fetched here")

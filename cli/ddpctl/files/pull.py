@@ -117,22 +117,18 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
         whole.update(got)
         if len(got) == len(wanted) and not best:
             return silent
-    raise UnavailableError(
-        f"not all files of {run} were fetched: {problem or 'files change while they are read'}",
-        hint="the same command resumes where it stopped",
-    )
+    why, hint = problem or "files change while they are read", "the same command resumes where it stopped"
+    raise UnavailableError(f"not all files of {run} were fetched: {why}", hint=hint)
 
 
 def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...], str]]:
     """Return a dictionary from path to file, lines about skipped places and files, and a line about symbolic links."""
-    answers = yield tuple(
-        replace(
-            place.shell,
-            stdin=_LIST
-            + "".join(f"(list {word} {shlex.quote(to and f'{to}/')})\n" for to, word in place.folders.items()),
-            timeout_s=LIST_S,
-        )
+    calls = (
+        "".join(f"(list {word} {shlex.quote(to and f'{to}/')})\n" for to, word in place.folders.items())
         for place in places
+    )
+    answers = yield tuple(
+        replace(place.shell, stdin=_LIST + text, timeout_s=LIST_S) for place, text in zip(places, calls, strict=True)
     )
     files: dict[str, File] = {}
     silent, links = [], []
@@ -169,13 +165,13 @@ def _fetch(
         start = parts.get(file.path, 0)
         start = start if start <= file.size else 0
         rests[file.path] = FilePart(path=_part(into, file.path), start=start, length=file.size - start)
-    left = sum(rest.length for rest in rests.values())
-    what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
+    size = human_size(sum(rest.length for rest in rests.values()))
+    say = f"fetching {size}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
     if resumed := sum(rest.start for rest in rests.values()):
-        what += f"; {human_size(resumed)} were fetched earlier"
+        say += f"; {human_size(resumed)} were fetched earlier"
     if own := [file.path for file in wanted if file.path.startswith("project/")]:
         names = ", ".join(own[:MAX_NAMED]) + ", ..." * (len(own) > MAX_NAMED)
-        what += f"; files that the script has made in its folder: {one_line(names)}"
+        say += f"; files that the script has made in its folder: {one_line(names)}"
     shares = [share for number in range(len(places)) if (share := [file for file in wanted if file.place == number])]
     outputs = yield tuple(
         replace(
@@ -187,7 +183,7 @@ def _fetch(
                 writes=tuple(rests[file.path] for file in share),
             ),
             timeout_s=STALL_S,
-            say=what,
+            say=say,
         )
         for share in shares
     )
@@ -209,8 +205,8 @@ def _part(into: str, path: str) -> str:
     return str(Path(into, path).with_name(f".{Path(path).name}.part"))
 
 
-def _here(function: Callable[..., Any], into: str, asked: Sequence[Any], *, say: str = "") -> Verb[dict[str, Any]]:
-    (done,) = yield (call(function, Path(into), asked, say=say),)
+def _here(function: Callable[..., Any], into: str, files: Sequence[Any], *, say: str = "") -> Verb[dict[str, Any]]:
+    (done,) = yield (call(function, Path(into), files, say=say),)
     done.check(f"cannot pull into {into}", CannotWriteError)
     listing: dict[str, Any] = done.value
     return listing

@@ -90,9 +90,8 @@ def migrate(path: Path, kinds: Kinds) -> Migration:
         sbatch.Reader(migration).script(text)
     elif entries and all(len(words) > 1 and re.match(r"slots=\d", words[1]) for _, words in entries):
         migration = Migration(target="ssh", kinds=kinds)
-        _read_hostfile(
-            [(number, words[0], int(re.findall(r"\d+", words[1])[0])) for number, words in entries], migration
-        )
+        hosts = [(number, words[0], int(re.findall(r"\d+", words[1])[0])) for number, words in entries]
+        _read_hostfile(hosts, migration)
     else:
         migration = _read_yaml(path, data, kinds)
     return migration

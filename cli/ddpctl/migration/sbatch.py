@@ -262,13 +262,9 @@ class Reader:
             rest = list(statement.words)
             if not rest or not all(re.match(r"\w+\+?=", word) for word in rest):
                 return False
-        meaning = (
-            MAYBE
-            if statement.inside
-            else None
-            if first == "export" or "-x" in rest
-            else ours("a variable of the script, replaced where its text is known")
-        )
+        is_exported = first == "export" or "-x" in rest
+        meaning = None if is_exported else ours("a variable of the script, replaced where its text is known")
+        meaning = MAYBE if statement.inside else meaning
         for word in rest:
             if not word.startswith("-"):
                 name, text = self.variables.assign(word, sure=not statement.inside)
@@ -342,11 +338,8 @@ class Reader:
             launcher="srun" if is_srun else "python", flags=flags, program=tuple(program)
         )
         for option in refused:
-            migration.note(
-                line,
-                option,
-                unknown("job") if COMPUTED.search(option) else without("the launcher has this option, ddpctl has not"),
-            )
+            meaning = without("the launcher has this option, ddpctl has not")
+            migration.note(line, option, unknown("job") if COMPUTED.search(option) else meaning)
         for option in translation.implied:
             migration.note(line, option, ours("ddpctl decides it for every run"))
         for name, value in translation.env.items():

@@ -169,8 +169,8 @@ class LocalTarget(Target):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun, and wait until none is alive."""
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
-        words = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
-        (done,) = yield (_nodectl(self._python, "signal", *words, timeout_s=wait_s + TIMEOUT_S),)
+        arguments = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
+        (done,) = yield (_nodectl(self._python, "signal", *arguments, timeout_s=wait_s + TIMEOUT_S),)
         done.check(f"cannot stop {run.name}")
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
@@ -215,8 +215,8 @@ def gpus_of(listing: Output) -> tuple[str, ...]:
     return tuple(listing.stdout.split())
 
 
-def _nodectl(python: str, *words: str, **rest: Any) -> Command:
-    return Command(argv=(python, "-P", "-m", "ddprun.nodectl", *words), **rest)
+def _nodectl(python: str, *arguments: str, **rest: Any) -> Command:
+    return Command(argv=(python, "-P", "-m", "ddprun.nodectl", *arguments), **rest)
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

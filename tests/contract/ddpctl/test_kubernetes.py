@@ -46,6 +46,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_an_attached_launch_prints_each_line_once_although_it_sees_the_pods_run_and_end(cluster: Kubernetes) -> None:
+    launch = cluster.start("launch", "--name", "night", "--", "train.py", "steps=2", "wait=go")
+    cluster.wait_for(lambda: cluster.has(0, "rank-0.log", "step 2") and cluster.has(1, "rank-1.log", "step 2"))
+    cluster.wait_for(lambda: sum(call.startswith("logs") for call in cluster.calls()) >= 2)
+    cluster.go()
+    stdout, stderr = launch.communicate(timeout=60)
+    assert launch.returncode == 0, stderr
+    lines = [line for line in stdout.splitlines() if "step" in line]
+    assert sorted(lines) == [f"[node{rank} rank{rank}] step {step}" for rank in (0, 1) for step in (1, 2)]
+
+
 def test_a_launch_makes_each_object_once_and_no_record_has_its_secret(still: Kubernetes) -> None:
     assert still.launch("wait").returncode == 0
     assert still.objects() == ["configmap.night", "networkpolicy.night", "pytorchjob.night", "secret.night"]

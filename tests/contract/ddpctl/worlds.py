@@ -350,6 +350,7 @@ class Kubernetes(World):
                 answer = json.loads(text.replace(f'"{name}-worker', '"RUN-worker').replace(f': "{name}"', ': "RUN"'))
                 for thing in answer.get("items", [answer]):
                     thing["metadata"].setdefault("labels", {})["ddpctl.run"] = "RUN"
+                    thing["metadata"]["uid"] = f"uid-{thing['metadata']['name']}"  # the same object in all states
                 (self.cluster / f"recorded/{state}.{what}").write_text(json.dumps(answer))
 
     def node_dir(self, node: int) -> Path:

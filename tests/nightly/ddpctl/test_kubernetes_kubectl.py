@@ -78,7 +78,7 @@ SECRETS = (
     [
         (UnavailableError, REFUSED.format("10.0.0.1:6443"), "10.0.0.1:6443"),
         (UnavailableError, REFUSED.format("localhost:8080"), "KUBECONFIG"),
-        (ConfigError, "error: cannot locate context prodd\n", "'prodd'"),
+        (ConfigError, "error: cannot locate context prodd\n", "prodd"),
         (UnavailableError, "error: \x1b[31modd\n", "error: \\x1b[31modd"),
         (UnavailableError, "", "exit code 1"),
         (ConfigError, QUOTA, "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4"),

@@ -130,10 +130,10 @@ def test_status_shows_when_the_job_controller_replaces_a_pod(
         },
     }
     now = datetime(2026, 11, 20, 9, tzinfo=UTC).timestamp() + after_s
-    text = report(pod, "main", now=now).words
+    text = report(pod, "main", now=now).message
     assert (fact in text) if fact else "replac" not in text
     del pod["metadata"]["deletionTimestamp"]
-    text = report(pod, "main", now=now).words
+    text = report(pod, "main", now=now).message
     assert (fact in text) if fact else "replac" not in text
 
 
@@ -146,7 +146,7 @@ def test_status_shows_when_the_job_controller_replaces_a_pod(
                 GET_JOB: as_run("jobs/created-pending", "digits-otter", "pend-gpu"),
                 GET_PODS: as_run("pods/pending-gpu", "digits-otter", "pend-gpu"),
             },
-            "digits-otter-worker-0: no machine has enough free nvidia.com/gpu",
+            "digits-otter-worker-0: no machine can run it: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu",
         ),
     ],
     ids=["suspended", "pending"],

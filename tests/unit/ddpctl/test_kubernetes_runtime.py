@@ -241,7 +241,7 @@ def test_a_runtime_that_may_not_be_read_is_an_error_that_names_the_right() -> No
     with pytest.raises(DdpctlError) as error:
         submit({NAME: forbidden}, asked=asked)
     assert not any(command.starts for command in asked)
-    assert_names(error.value, NAME, "dry run", "get clustertrainingruntimes", "ClusterRole")
+    assert_names(error.value, NAME, "dry run", 'get resource "clustertrainingruntimes"', "ClusterRole")
 
 
 def test_a_rendered_spec_has_no_runtime_of_the_cluster() -> None:

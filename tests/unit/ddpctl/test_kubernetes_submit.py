@@ -276,7 +276,7 @@ def test_a_job_that_cannot_be_created_takes_back_what_it_needs_and_only_that(lab
     delete = f"{KUBECTL} delete networkpolicy,secret digits-otter --ignore-not-found --wait=false"
     assert lines(matching(asked, " delete ")) == [delete] * is_deleted
     assert type(error) is ConfigError
-    assert "'running'" in str(error)
+    assert '"running"' in str(error)
 
 
 def head(job: JobSpec, **options: Any) -> list[str]:

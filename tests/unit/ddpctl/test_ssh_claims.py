@@ -80,7 +80,7 @@ class Host:
         return session
 
     def line(self) -> list[str]:
-        return [ticket.run for ticket in self.facts().tickets]
+        return [run for run, _ in self.facts().tickets]
 
 
 @pytest.fixture

@@ -103,9 +103,9 @@ def notebook(plan: Plan, files: Mapping[str, str] = MappingProxyType({}), wheel:
 
 
 def _about(plan: Plan) -> str:
-    what = title(plan.job).removeprefix("1 node x ")
+    text = title(plan.job).removeprefix("1 node x ")
     return (
-        f"# {plan.name}\n\n{what[0].upper()}{what[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): each rank is a "
+        f"# {plan.name}\n\n{text[0].upper()}{text[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): each rank is a "
         "separate process, and this notebook's kernel uses no GPU. Rendered by ddpctl render. The notebook runs "
         "unchanged on Kaggle, in Colab and in Jupyter, with or without GPUs."
     )

@@ -72,15 +72,13 @@ class KaggleOptions(Options):
         if job.time_limit_s is not None and job.time_limit_s > kaggle.LONGEST_S:
             yield "job.time_limit", f"a Kaggle session may run for at most 12h, not {job.time_limit}"
         if job.time_limit_s is not None and job.time_limit_s <= kaggle.MARGIN_S + job.grace + 60:
-            yield (
-                "job.time_limit",
-                f"a time limit of {job.time_limit} is too short: ranks must save 10 minutes before it",
-            )
+            why = "ranks must save 10 minutes before it"
+            yield "job.time_limit", f"a time limit of {job.time_limit} is too short: {why}"
         keys = ("node_setup", "node_teardown", "notify", "stop_signal")
         others = [key for key in keys if getattr(job, key) != vars(JobSpec())[key]]
         yield from ((f"job.{key}", "not supported on Kaggle: use a cell of the rendered notebook") for key in others)
-        words = program(job.command)
-        if words[0] == "-m" and words[:2] != TRAINER:
-            yield "job.command", f"a module (-m {words[1]}) cannot be sent: use a script and the target's `files`"
-        if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
-            yield "job.command", f"{words[0]}: only a script below the project's folder can be sent to Kaggle"
+        argv = program(job.command)
+        if argv[0] == "-m" and argv[:2] != TRAINER:
+            yield "job.command", f"a module (-m {argv[1]}) cannot be sent: use a script and the target's `files`"
+        if argv[0] != "-m" and not re.fullmatch(FILE, argv[0]):
+            yield "job.command", f"{argv[0]}: only a script below the project's folder can be sent to Kaggle"

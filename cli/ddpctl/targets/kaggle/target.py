@@ -27,7 +27,7 @@ from ddpwire.exits import Exit
 ASK_S = 60.0
 PUSH_S = 300.0
 PULL_S = 3600.0
-MAX_WORDS = 400  # the maximum length of a message of the client
+MAX_REPORT = 400  # the maximum length of a message of the client
 NOBODY = "your-name"  # stands for an owner that is not known
 WAIT_S = 15  # between two checks of a session that has not started, or that has not ended although its log has ended
 # What the client prints if it has sent the notebook, and gets no reply (requests 2.32).
@@ -49,10 +49,8 @@ class KaggleTarget(Target):
         Raises ConfigError if the job needs a script or files. The method ``files`` can include them.
         """
         if needed := self._needs(plan):
-            raise ConfigError(
-                f"{either(needed, 'and')} must be copied into the notebook's folder: use "
-                "ddpctl render --target kaggle --out FOLDER"
-            )
+            to_do = "use ddpctl render --target kaggle --out FOLDER"
+            raise ConfigError(f"{either(needed, 'and')} must be copied into the notebook's folder: {to_do}")
         return kaggle_notebook.notebook(plan)
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
@@ -113,8 +111,8 @@ class KaggleTarget(Target):
             handle={"kernel": kernel, "version": version, "url": url, "logs": url},
             note=f"version {version} of {kernel}",
             table=tuple(
-                f"Kaggle does not know these {what}, so they were left out of the notebook's inputs: {names}"
-                for what, names in _INVALID.findall(pushed.stdout)
+                f"Kaggle does not know these {kind}, so they were left out of the notebook's inputs: {names}"
+                for kind, names in _INVALID.findall(pushed.stdout)
             ),
             checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.name}/{run_files.CHECKPOINTS}",
         )
@@ -157,11 +155,11 @@ class KaggleTarget(Target):
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run from Kaggle. If its session has ended, also use the session's log."""
-        asked = [run for run in runs if run.handle]
-        answers = yield tuple(_ask("status", run) for run in asked)
-        answer_of = {run.name: answer for run, answer in zip(asked, answers, strict=True)}
-        states = {run.name: _read(run, answer_of[run.name]) for run in asked}
-        ended = [run for run in asked if states[run.name].state in ("succeeded", "failed")]
+        pushed = [run for run in runs if run.handle]
+        answers = yield tuple(_ask("status", run) for run in pushed)
+        answer_of = {run.name: answer for run, answer in zip(pushed, answers, strict=True)}
+        states = {run.name: _read(run, answer_of[run.name]) for run in pushed}
+        ended = [run for run in pushed if states[run.name].state in ("succeeded", "failed")]
         logs = (yield tuple(_ask("logs", run) for run in ended)) if ended else ()
         for run, log in zip(ended, logs, strict=True):
             if log.returncode == 0:
@@ -191,10 +189,8 @@ class KaggleTarget(Target):
             yield from self.logs(run, replace(query, follow=False))
             return
         if chosen:
-            raise ConfigError(
-                f"run '{run.name}': until its session has ended, -f cannot be combined with --rank or --node",
-                hint="omit -f, or omit --rank and --node",
-            )
+            text = f"run '{run.name}': until its session has ended, -f cannot be combined with --rank or --node"
+            raise ConfigError(text, hint="omit -f, or omit --rank and --node")
         argv = ("kaggle", "kernels", "logs", "--follow", str(run.handle["kernel"]))
         yield (Command(argv=argv, mode="stream", timeout_s=None),)
         yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
@@ -396,5 +392,5 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
         if match := re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
             group = next(iter(match.groups()), None) or "Kaggle does not name it"
             return error(f"cannot {doing}: {sentence.format(group)}")
-    words = one_line(" ".join(text.split()))
-    return UnavailableError(f"cannot {doing}: kaggle reports: {cut(words, MAX_WORDS) or 'nothing'}")
+    report = cut(one_line(" ".join(text.split())), MAX_REPORT)
+    return UnavailableError(f"cannot {doing}: kaggle reports: {report or 'nothing'}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.command import Command, Verb, call
-from ddpctl.errors import NoInputError, UnavailableError
+from ddpctl.errors import NoInputError
 from ddpctl.execution.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.files.pull import Place, pull_places
 from ddpctl.runs.run_store import Run
@@ -40,11 +40,11 @@ def probe_pods(
     ended = [node for node in nodes if node in pods and node not in running]
     scripts = {node: probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',)) for node in running}
     log = ("--container", container, f"--tail={LOG_LINES}")
-    asked = (
+    commands = (
         *(replace(_shell(kubectl, name_of[node], container), stdin=scripts[node]) for node in running),
         *(kubectl.run("logs", name_of[node], *log) for node in ended),
     )
-    outputs = yield tuple(replace(command, timeout_s=timeout_s) for command in asked)
+    outputs = yield tuple(replace(command, timeout_s=timeout_s) for command in commands)
     seen = {}
     for node, output in zip((*running, *ended), outputs, strict=True):
         if node in running:
@@ -103,18 +103,18 @@ def save_logs(run: Run, pods: Pods, *, end_s: float | None = None) -> Verb[dict[
     ``end_s``: wait at most so many seconds until the containers have ended. Return the error of each node whose log
     cannot be read.
     """
-    asked = [(node, argv) for node, pod in pods.items() for argv in log_commands(run, pod, "--timestamps")]
-    if not asked:
+    argvs = [(node, argv) for node, pod in pods.items() for argv in log_commands(run, pod, "--timestamps")]
+    if not argvs:
         return {}
     follow = () if end_s is None else ("--follow",)
     say = f"saving the logs until all pods have ended ({end_s:g} s at most)" if end_s else ""
     commands = (
         Command(argv=argv if "--previous" in argv else (*argv, *follow), timeout_s=end_s or STOP_S, say=say)
-        for _, argv in asked
+        for _, argv in argvs
     )
     logs: dict[int, str] = {}
     errors: dict[int, str] = {}
-    for (node, _), output in zip(asked, (yield tuple(commands)), strict=True):
+    for (node, _), output in zip(argvs, (yield tuple(commands)), strict=True):
         if output.returncode:
             errors[node] = output.last_line()
         else:
@@ -178,9 +178,8 @@ def pull_files(
     mount = holds(run.job, run.checkpoint_dir)
     claim = mount.source if mount and mount.kind == "pvc" else None
     if not running and claim is None:
-        raise NoInputError(
-            f"the files of run '{run.name}' were deleted with its pods: to keep them, set mounts [pvc=CLAIM:/runs]"
-        )
+        to_do = "to keep them, set mounts [pvc=CLAIM:/runs]"
+        raise NoInputError(f"the files of run '{run.name}' were deleted with its pods: {to_do}")
     if running:
         places = [place(name, workload_of(run.handle).container) for name in running]
         missing = yield from pull_places(run.name, places, into, best=best)
@@ -194,10 +193,7 @@ def pull_files(
     try:
         wait = ("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={READER_S}s")
         (ready,) = yield (Command(argv=(*kubectl.argv, *wait), timeout_s=READER_S + 10),)
-        if ready.returncode:
-            raise UnavailableError(
-                f"the pod {name}, which reads the claim {claim}, does not start: kubectl describe pod"
-            )
+        ready.check(f"the pod {name}, which reads the claim {claim}, does not start (kubectl describe pod)")
         missing = yield from pull_places(run.name, [place(name, "reader")], into, best=best)
     except Exception:
         yield (delete,)

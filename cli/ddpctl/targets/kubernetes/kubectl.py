@@ -2,21 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
-from ddpctl.targets.kubernetes.cluster_runtime import check_runtime
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
 from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.pod_patch import check_runtime
 from ddpctl.text import one_line, quote
 
 TIMEOUT_S = 60.0
 REQUEST_TIMEOUT = "--request-timeout=30s"
-# A pattern of a message → the sentence for it, in which {m[1]} is the pattern's first group.
-Explanations = Mapping[str, str | Callable[[re.Match[str]], str]]
 _SCHEMA = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
 _SINCE_2_2 = "runtimePatches"  # 2.0 had podSpecOverrides, 2.1 podTemplateOverrides
 
@@ -65,79 +63,59 @@ def items(output: Output) -> list[dict[str, Any]]:
     return list(answer.get("items", [])) if answer["kind"].endswith("List") else [answer]
 
 
-# Explanations of errors. The patterns match the messages of kubectl 1.32 and Kubernetes 1.32
-# (tests/data/kubernetes/bad).
-
-
-_SLOW = "the cluster does not answer in time: check that it is up, and check your VPN"
-# Errors for which the cluster cannot be reached.
-_AWAY: Explanations = {
-    r"failed calling webhook \"([^\"]+)\"":
-        "the operator's webhook {m[1]} does not answer: the operator is down; ask the administrator",
-    r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)":
-        "kubectl has no cluster configured: set KUBECONFIG, or run kubectl config use-context",
-    r"the server has asked for the client to provide credentials|Unauthorized":
-        "the cluster does not accept your credentials (401): log in to it again",
-    r"x509: (.*?)(?:;|$)": "the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
-    r"The connection to the server (\S+) was refused":
-        "the cluster does not answer at {m[1]} (connection refused): check that it is up, and check your VPN",
-    r"context deadline exceeded|Client\.Timeout": _SLOW,
-}  # fmt: skip
-
-# Errors for which the cluster refuses the request, or kubectl refuses its arguments.
-_REFUSED: Explanations = {
-    r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
-    r"|cannot locate context \"?([^\"\s]+)":
-        lambda m: f"kubectl has no context '{m[1] or m[2] or m[3]}': kubectl config get-contexts lists all",
-    r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses the job ({m[1]}): {m[2]}",
-    r"violates PodSecurity .*init-pytorch":
-        "the namespace's Pod Security forbids the container init-pytorch, which the operator adds to a Master: set "
-        "master: false",
-    r"violates PodSecurity \"([^\"]+)\": (.*)":
-        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}. Set the target's profile to 'restricted', and "
-        "do not mount paths of the machines; or use another namespace",
-    r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
-        lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets, "
-        "you need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret with pod",
-    r"cannot (\w+) resource \"([^\"]+)\" .*at the cluster scope":
-        "you may not {m[1]} {m[2]}: ask the administrator for a ClusterRole that allows it",
-    r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
-        lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: ddpctl needs the Role in "
-        "k8s/rbac.yaml",
-    r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
-    r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
-    r"|doesn't have a resource type \"(\w+)\"":
-        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: either no operator for it is installed (use "
-        "--kind job), or the API server has just started (try again)",
-    r"\"([^\"]+)\" already exists": "'{m[1]}' already exists in the namespace: choose another --name",
-    r"(?:The )?(\w+) \"([^\"]+)\" is invalid:\s*(?:\* )?(.*)": "the cluster refuses it: {m[3]}",
-    r"Error from server \((\w+)\): (.*)": "the cluster refuses it ({m[1]}): {m[2]}",
+# Answers by which the cluster or kubectl refuses a request. After any other error, the request may have had an effect.
+# The words in parentheses are the API's reasons (kubectl 1.32 and Kubernetes 1.32, tests/data/kubernetes/bad).
+_REFUSED = re.compile(
+    r"^Error from server \((?!InternalError|ServiceUnavailable|(Server)?Timeout|TooManyRequests|Unauthorized)"
+    r"|denied the request: |^The \w+ \".*\" is invalid:|context .*(does not exist|not found)|cannot locate context"
+    r"|no matches for kind |doesn't have a resource type ",
+    re.MULTILINE,
+)
+_SLOW = "check that the cluster is up, and check your VPN"
+_NO_OPERATOR = "no operator for it is installed (use --kind job), or the API server has just started (try again)"
+# A part of kubectl's message → what to do about it. The first part that the message has counts.
+HINTS: Mapping[str, str] = {
+    "failed calling webhook": "the operator is down: ask the administrator",
+    "localhost:8080": "set KUBECONFIG, or run kubectl config use-context",
+    "provide credentials": "log in to the cluster again (401)",
+    "Unauthorized": "log in to the cluster again (401)",
+    "x509: ": "check KUBECONFIG's authority",
+    "init-pytorch": "the operator adds the container init-pytorch to a Master: set master: false",
+    "violates PodSecurity":
+        "set the target's profile to 'restricted', and mount no paths of the machines; or use another namespace",
+    'resource "secrets"':
+        "jobs with secrets need the Role in k8s/rbac-secrets.yaml; without it, name an existing Secret with pod",
+    "at the cluster scope": "ask the administrator for a ClusterRole that allows it",
+    "in API group": "ddpctl needs the Role in k8s/rbac.yaml",
+    'namespaces "': "make it with kubectl create namespace",
+    "no matches for kind": _NO_OPERATOR,
+    "could not find the requested resource": _NO_OPERATOR,
+    "doesn't have a resource type": _NO_OPERATOR,
+    "already exists": "choose another --name",
+    "was refused": _SLOW, "deadline exceeded": _SLOW, "Client.Timeout": _SLOW,
 }  # fmt: skip
 
 
-def explain(text: str, explanations: Explanations) -> str | None:
-    """Return the first explanation whose pattern matches the text, or None if no pattern matches."""
-    for pattern, sentence in explanations.items():
-        if match := re.search(pattern, text, re.M):
-            return sentence(match) if callable(sentence) else sentence.format(m=match)
-    return None
+def hint_of(text: str, hints: Mapping[str, str]) -> str:
+    """Return what to do about a message of the cluster, or an empty text."""
+    return next((hint for part, hint in hints.items() if part in text), "")
 
 
 def error_of(output: Output) -> DdpctlError:
-    """Return the error of a failed command.
+    """Return the error of a failed command, with kubectl's own message.
 
     The error is a ConfigError if the cluster or kubectl has refused the request. Otherwise it is an UnavailableError.
     """
     if output.returncode == NOT_FOUND:
         return UnavailableError("kubectl is not installed: install it (https://kubernetes.io/docs/tasks/tools)")
     if output.returncode == TIMED_OUT:
-        return UnavailableError(_SLOW)
-    text = "\n".join(line for line in output.stderr.splitlines() if not line.startswith("Warning: "))
-    for explanations, kind in ((_AWAY, UnavailableError), (_REFUSED, ConfigError)):
-        if sentence := explain(text, explanations):
-            return kind(one_line(sentence).strip())
-    lines = text.strip().splitlines()
-    return UnavailableError(one_line(f"kubectl failed: {lines[-1] if lines else f'exit code {output.returncode}'}"))
+        return UnavailableError("the cluster does not answer in time", hint=_SLOW)
+    lines = output.stderr.strip().splitlines() or [f"exit code {output.returncode}"]
+    # kubectl's log of its retries, such as E1120 09:11:03.246911, comes before its message.
+    message = [line for line in lines if not re.match(r"Warning: |[EIW]\d{4} ", line)] or lines[-1:]
+    text = " ".join(message)
+    kind = ConfigError if _REFUSED.search("\n".join(message)) else UnavailableError
+    return kind(f"kubectl failed: {one_line(text)}", hint=hint_of(text, HINTS))
 
 
 def check(*outputs: Output) -> None:
@@ -149,7 +127,7 @@ def check(*outputs: Output) -> None:
 
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
     """Return kubectl with an explicit context and namespace. Raises ConfigError, UnavailableError."""
-    asked = Kubectl(context=options.context, namespace=options.namespace)
+    requested = Kubectl(context=options.context, namespace=options.namespace)
     configuration = ("config", "view", "--minify", "-o", "json")
     (view,) = yield (Command(argv=(*Kubectl(context=options.context).argv, *configuration), probe=True),)
     if view.returncode == NOT_FOUND or (view.returncode and options.context):
@@ -163,7 +141,7 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
         config = json.loads(view.stdout) if view.returncode == 0 else {}
         context = config["contexts"][0]
     except (ValueError, KeyError, IndexError, TypeError):
-        return asked  # inside a pod there is no configuration
+        return requested  # inside a pod there is no configuration
     namespace = options.namespace or context["context"].get("namespace", "default")
     return Kubectl(context=options.context or config.get("current-context") or context["name"], namespace=namespace)
 
@@ -178,14 +156,12 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[tuple[
         workload = WORKLOADS[options.workload]
         (answer,) = yield (kubectl.raw(workload.api),)
         if is_absent(answer):
-            raise ConfigError(
-                f"the cluster does not serve {workload.kind}: no operator for it is installed; use --kind job"
-            )
+            raise ConfigError(f"the cluster does not serve {workload.kind}", hint=_NO_OPERATOR)
         unknown = f"it is not known whether the cluster serves {workload.kind}, because {error_of(answer)}"
         return workload, "chosen with 'workload' or --kind", unknown if answer.returncode else ""
-    asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
-    answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
-    present = [(workload, answer) for workload, answer in zip(asked, answers, strict=True) if not is_absent(answer)]
+    operators = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
+    answers = yield tuple(kubectl.raw(workload.api) for workload in operators)
+    present = [(workload, answer) for workload, answer in zip(operators, answers, strict=True) if not is_absent(answer)]
     check(*(answer for _, answer in present))
     served = {
         workload.word
@@ -233,8 +209,8 @@ def workload_of(handle: Mapping[str, Any]) -> Workload:
 
 def is_absent(answer: Output) -> bool:
     """Return whether a command failed because the cluster has no such object or API."""
-    absent = "NotFound|could not find the requested resource|the server doesn't have a resource type"
-    return answer.returncode != 0 and re.search(absent, answer.stderr) is not None
+    absent = ("NotFound", "could not find the requested resource", "the server doesn't have a resource type")
+    return answer.returncode != 0 and any(part in answer.stderr for part in absent)
 
 
 def keeps_secrets(answer: Output) -> bool:

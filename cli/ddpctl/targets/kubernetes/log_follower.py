@@ -49,17 +49,9 @@ class Task:
     unreachable_s: float = 120.0  # the program ends if the cluster does not answer for so long
 
 
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """The last line of a container's log that was printed: its time, and how many lines of that time were printed."""
-
-    time: bytes  # with nine digits after the second, so that times can be compared
-    count: int
-
-    @property
-    def since(self) -> str:
-        """What ``kubectl logs --since-time`` takes. The API server knows only whole seconds."""
-        return f"{self.time[:19].decode()}Z"
+# The last line of a container's log that was printed: its time, with nine digits after the second so that times can be
+# compared, and how many lines of that time were printed.
+Position = tuple[bytes, int]
 
 
 @dataclass
@@ -70,7 +62,7 @@ class Follower:
     run: Run
     kubectl: Kubectl
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, and its container's number of restarts
-    _ended: dict[tuple[str, int], "Position | None"] = field(default_factory=dict)  # the same → where its log ended
+    _ended: dict[tuple[str, int], Position | None] = field(default_factory=dict)  # the same → where its log ended
     _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -107,28 +99,28 @@ class Follower:
         self._seen.add((uid, restarts))
         return True
 
-    def _start(self, pod: str, key: tuple[str, int], *how: str, after: "Position | None" = None) -> None:
+    def _start(self, pod: str, key: tuple[str, int], *how: str, after: Position | None = None) -> None:
         thread = threading.Thread(target=self._copy, args=(pod, key, how, after), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...], after: "Position | None") -> None:
+    def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...], after: Position | None) -> None:
         container = workload_of(self.run.handle).container
         tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and not after else ()
-        since = ("--since-time", after.since) if after else ()
+        since = ("--since-time", f"{after[0][:19].decode()}Z") if after else ()  # the API server knows only seconds
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail, *since, "--timestamps")
         end, null, record = end_with_parent(), subprocess.DEVNULL, ""
-        position, rest = after, after.count if after else 0
+        position, rest = after, after[1] if after else 0
         with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
                 text = line
                 if match := _TIME.match(line):  # not a line of kubectl itself
                     text, written = line[match.end() :], match[1] + b"." + (match[2] or b"").ljust(9, b"0")
-                    if after and rest and written <= after.time:
-                        rest -= written == after.time
+                    if after and rest and written <= after[0]:
+                        rest -= written == after[0]
                         continue  # printed before the connection was lost
-                    count = position.count if position and position.time == written else 0
-                    position, rest = Position(time=written, count=count + 1), 0
+                    count = position[1] if position and position[0] == written else 0
+                    position, rest = (written, count + 1), 0
                 if part := log_record.LINE.match(text.decode(errors="replace")):
                     record += part[0] + "\n"
                     if part[2] == part[3]:
@@ -188,8 +180,8 @@ def main() -> int:
         if has_ended(job) and not (job is None and time.time() - run.created < YOUNG_S):
             follower.finish(timeout_s=30.0)
             return Exit.OK
-        asked = unexplained(workload, job, pods, run.job.max_nodes)
-        events = [event for name in asked for event in items(_ask(kubectl.events_of(name)))]
+        names = unexplained(workload, job, pods, run.job.max_nodes)
+        events = [event for name in names for event in items(_ask(kubectl.events_of(name)))]
         state = fold(run, workload, job, pods, events, now=time.time())
         if state.message != printed:
             printed = state.message
@@ -203,8 +195,8 @@ def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
     lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
     for pod in lost:
         done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))
-        what = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and will be replaced"
-        print(f"{pod['name']}: its machine does not answer: {what}", file=sys.stderr, flush=True)
+        result = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and will be replaced"
+        print(f"{pod['name']}: its machine does not answer: {result}", file=sys.stderr, flush=True)
     return {pod["uid"] for pod in lost}
 
 

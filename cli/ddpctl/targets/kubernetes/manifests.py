@@ -11,10 +11,9 @@ from signal import SIGABRT, SIGHUP
 from typing import Any
 
 from ddpctl.job.spec import time_s
-from ddpctl.targets.kubernetes.cluster_runtime import NODE, replicated_job
 from ddpctl.targets.kubernetes.options import Workload as Word
 from ddpctl.targets.kubernetes.pod import Draft, Object, drop_empty, manifest, template, variables
-from ddpctl.targets.kubernetes.pod_patch import extend, merge
+from ddpctl.targets.kubernetes.pod_patch import NODE, extend, merge, replicated_job
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -224,8 +223,7 @@ def _replica(metadata: Mapping[str, Any], master: bool) -> int:
 
 
 def _index(metadata: Mapping[str, Any], _: bool) -> int:
-    # The label exists since Kubernetes 1.28, the annotation in all versions.
-    return int({**metadata.get("annotations", {}), **metadata.get("labels", {})}.get(_INDEX, 0))
+    return int(metadata.get("labels", {}).get(_INDEX, 0))
 
 
 WORKLOADS: Mapping[str, Workload] = {

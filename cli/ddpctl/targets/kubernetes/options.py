@@ -161,11 +161,8 @@ class KubernetesOptions(Options):
 
     def _problems_of_workload(self, job: JobSpec) -> Iterator[tuple[str, str]]:
         if self.master and job.min_nodes != job.max_nodes:
-            yield (
-                "target.master",
-                f"a Master needs a fixed number of nodes, but nodes is '{job.nodes}': set master to false, or nodes to "
-                "a single number",
-            )
+            text = f"a Master needs a fixed number of nodes, but nodes is '{job.nodes}'"
+            yield "target.master", f"{text}: set master to false, or nodes to a single number"
         if self.master and self.workload in ("trainjob", "job"):
             yield "target.master", f"a {self.workload} has no Master: set master: false, or workload: pytorchjob"
         if self.runtime and self.workload != "trainjob":
@@ -247,7 +244,5 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
     most = LONGEST - more - len(ending) - len(str(max_nodes - 1))
     if len(name) <= most:
         return None
-    return (
-        f"{name!r} has {len(name)} characters, but at most {most} are allowed (the names of the run's pods are "
-        f"longer, and Kubernetes limits them to {LONGEST} characters)"
-    )
+    why = f"the names of the run's pods are longer, and Kubernetes limits them to {LONGEST} characters"
+    return f"{name!r} has {len(name)} characters, but at most {most} are allowed ({why})"

@@ -12,7 +12,6 @@ import yaml
 from ddpctl.job.launch_plan import Plan, ddprun_args, program
 from ddpctl.job.spec import JobSpec, size_bytes
 from ddpctl.targets.kubernetes import pod_patch
-from ddpctl.targets.kubernetes.cluster_runtime import on_runtime
 from ddpctl.targets.kubernetes.options import (
     RUNS,
     SECRET_DIR,
@@ -119,10 +118,10 @@ def needs_project(job: JobSpec) -> bool:
 
     They need none if they run only ddptrain, or a script with an absolute path in the image.
     """
-    words = program(job.command)
-    if words[0] == "-m":
-        return words[1] != "ddptrain"
-    return not PurePosixPath(words[0]).is_absolute()
+    argv = program(job.command)
+    if argv[0] == "-m":
+        return argv[1] != "ddptrain"
+    return not PurePosixPath(argv[0]).is_absolute()
 
 
 def checkpoint_dir(plan: Plan) -> str:
@@ -167,7 +166,7 @@ def template(
         ),
     }
     defaults = tuple(name for name, value in (("cpu", job.cpus), ("memory", job.memory)) if not value)
-    result = on_runtime(draft.runtime, result, defaults, gpu=options.gpu_resource)
+    result = pod_patch.on_runtime(draft.runtime, result, defaults, gpu=options.gpu_resource)
     return pod_patch.apply(result, options.pod, container, fixed=tuple(scarce(job, options)))
 
 

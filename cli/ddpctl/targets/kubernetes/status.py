@@ -10,10 +10,10 @@ from datetime import datetime
 from signal import SIGSEGV
 from typing import Any, Literal
 
-from ddpctl.command import NOT_FOUND, Output
+from ddpctl.command import NOT_FOUND
 from ddpctl.runs.run_status import NodeReport, RunStatus, State
 from ddpctl.runs.run_store import Run
-from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
+from ddpctl.targets.kubernetes.kubectl import HINTS, hint_of
 from ddpctl.targets.kubernetes.manifests import KUEUE, RETRIED, SUSPENDED, Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import cut, one_line
@@ -35,15 +35,17 @@ OVERDUE_S = 60.0  # a pod that still exists so long after its grace period hangs
 # Meanings of exit codes
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
-_UNSCHEDULABLE: Explanations = {
-    r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
-        lambda m: f"no machine has enough free {m[1]}: wait, or request less"
-        + (", or launch with --device cpu" if "gpu" in m[1] else ""),
-    r"didn't match Pod's node affinity/selector":
-        "no machine has the labels of the nodeSelector in pod: kubectl get nodes --show-labels",
-    r"untolerated taint \{([^}:]+)":
-        "every machine has the taint {m[1]}: add it to tolerations",
-}  # fmt: skip
+# A part of the scheduler's message → what to do about it
+_UNSCHEDULABLE = {
+    "Insufficient": "wait, or request less (CPU ranks: --device cpu)",
+    "Too many": "wait, or request less",
+    "node affinity/selector": "compare the nodeSelector in pod with kubectl get nodes --show-labels",
+    "untolerated taint": "add the taint to tolerations",
+}
+_EVICTED = {
+    "emptydir": "write less there, or mount a claim",
+    "low on resource": "reserve what it needs with the job's memory",
+}
 # What the kubelet and the container runtime write before the cause
 _PULLING = (
     r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
@@ -57,7 +59,7 @@ class PodReport:
 
     name: str
     phase: Phase
-    words: str  # a message about the state
+    message: str  # about the state
     code: int | None = None  # the last exit code of its container
     restarts: int = 0
     ill: bool = False  # whether there is a problem that a user should know
@@ -74,13 +76,14 @@ def report(
     state, last = main.get("state", {}), main.get("lastState", {}).get("terminated")
     restarts = main.get("restartCount", 0)
 
-    def result(phase: Phase, words: str, **rest: Any) -> PodReport:
+    def result(phase: Phase, message: str, **rest: Any) -> PodReport:
         code = (state.get("terminated") or last or {}).get("exitCode")
-        outcome, text = _outcome(state.get("terminated", {})), one_line(words)
-        return PodReport(name=name, phase=phase, words=text, code=code, restarts=restarts, outcome=outcome, **rest)
+        outcome, text = _outcome(state.get("terminated", {})), one_line(message)
+        return PodReport(name=name, phase=phase, message=text, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
-        return result("failed", _evicted(status.get("message", "")), ill=True)
+        why = status.get("message", "")
+        return result("failed", _with_hint(f"evicted: {_short(why)}", why.lower(), _EVICTED), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
         return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
@@ -108,12 +111,10 @@ def _ending(pod: Object, ended: Object | None, now: float, result: Callable[...,
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
-    words = (
-        f"the pod has not ended, although its grace period ended at {end}: check machine {machine}. If this machine is "
-        "lost, delete the pod to have it replaced: "
-        f"kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
-    )
-    return result("stopping", words, ill=True)
+    late = f"the pod has not ended, although its grace period ended at {end}: check machine {machine}"
+    delete = f"kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
+    text = f"{late}. If this machine is lost, delete the pod to have it replaced: {delete}"
+    return result("stopping", text, ill=True)
 
 
 def is_lost(pod: Object, now: float) -> bool:
@@ -148,23 +149,10 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             if condition.get("reason") == "SchedulingGated":
                 return result("waiting", "is waiting for its queue to admit it")
-            return result("waiting", _unscheduled(condition.get("message", "")), ill=True)
+            reason = condition.get("message", "").partition(" preemption:")[0]
+            text = _with_hint(f"no machine can run it: {_short(reason)}", reason, _UNSCHEDULABLE)
+            return result("waiting", text, ill=True)
     return result("waiting", "is waiting for a machine")
-
-
-def _unscheduled(message: str) -> str:
-    reason = message.partition(" preemption:")[0]
-    if sentence := explain(reason, _UNSCHEDULABLE):
-        what, colon, advice = sentence.partition(": ")
-        return f"{what} ({reason.partition(': ')[0]}){colon}{advice}"
-    return f"no machine can run it: {_short(reason)}"
-
-
-def _evicted(message: str) -> str:
-    advice = ": reserve what it needs with the job's memory" if "low on resource" in message else ""
-    if "emptydir" in message.lower():
-        advice = ": write less there, or mount a claim"
-    return f"evicted: {_short(message)}{advice}"
 
 
 def _waiting(waiting: Object, last: Object | None, container: Object, events: Sequence[Object]) -> str:
@@ -220,8 +208,8 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
     """Return why pods or Services could not be created, or None if no event reports a reason."""
     for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
-            text = re.sub(r"^Error creating: ", "", event["message"])
-            return str(error_of(Output(returncode=1, stderr=f"Error from server (Forbidden): {text}")))
+            text = event["message"].removeprefix("Error creating: ")
+            return _with_hint(text, text, HINTS)
     return None
 
 
@@ -232,6 +220,10 @@ def newest_first(events: Sequence[Object]) -> list[Object]:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
+
+
+def _with_hint(sentence: str, message: str, hints: Mapping[str, str]) -> str:
+    return ": ".join(filter(None, (sentence, hint_of(message, hints))))
 
 
 def _short(text: str) -> str:
@@ -301,11 +293,9 @@ def fold(
             return result("stopping", f"the {workload.kind} was deleted, and its pods are ending")
         if now - run.created < YOUNG_S:
             return replace(result("starting", "the cluster has not started it yet"), has_logs=False, has_files=False)
-        return result(
-            "lost",
-            f"how it ended is unknown: the {workload.kind} is no longer in the cluster, and neither are its pods and "
-            "logs; it was deleted, or its time (keep) has passed",
-        )
+        gone = f"the {workload.kind} is no longer in the cluster, and neither are its pods and logs"
+        why = "it was deleted, or its time (keep) has passed"
+        return result("lost", f"how it ended is unknown: {gone}; {why}")
     true = conditions(job)
     if "deletionTimestamp" in job["metadata"]:
         return result("stopping", f"the {workload.kind} is being deleted; {_counted(by_pod, run)}")
@@ -344,7 +334,7 @@ def _going(
 
 def _node(node: int, pod: PodReport | None) -> NodeReport:
     alive = pod is not None and pod.phase in ("waiting", "running", "stopping")
-    note = f"{pod.name}: {pod.words}" if pod else "no pod"
+    note = f"{pod.name}: {pod.message}" if pod else "no pod"
     return NodeReport(node=node, alive=alive, state=None, outcome=None, note=note)
 
 
@@ -359,12 +349,12 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
         return f"all pods have ended with exit code 0; the {workload.kind} has not ended yet"
     for pod in pods.values():
         if pod.ill:
-            return f"{pod.name}: {pod.words}"
+            return f"{pod.name}: {pod.message}"
     if done:
         return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not ended yet"
     about_job = [event for event in events if event["involvedObject"]["name"].startswith(job["metadata"]["name"])]
-    if len(pods) < nodes and (words := why_no_pod(about_job)):
-        return f"{_counted(pods, run)}: {words}"
+    if len(pods) < nodes and (reason := why_no_pod(about_job)):
+        return f"{_counted(pods, run)}: {reason}"
     restarts = sum(pod.restarts for pod in pods.values())
     again = f", {restarts} restart{'s' * (restarts != 1)} so far" if restarts else ""
     if any(pod.phase == "stopping" for pod in pods.values()):
@@ -386,5 +376,5 @@ def _why_failed(workload: Workload, condition: Object, pods: Mapping[int, PodRep
         return f"{reason}: {outcome.message}"
     for pod in sorted(pods.values(), key=lambda pod: pod.code in (None, 0)):
         if pod.phase == "failed" or pod.code:
-            return f"{reason}: {pod.name}: {pod.words}"
+            return f"{reason}: {pod.name}: {pod.message}"
     return reason or f"the {workload.kind} has failed"

@@ -116,7 +116,7 @@ class KubernetesTarget(Target):
             try:
                 made = yield from _made(kubectl, kinds, draft.plan.name, plan.uid, needed=kinds)
                 named = ([",".join(made), draft.plan.name, "--ignore-not-found", "--wait=false"],) if made else ()
-                check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
+                check(*(yield tuple(kubectl.run("delete", *arguments) for arguments in named)))
             except DdpctlError:
                 raise error from None
             # If the cluster did not answer, it may have created the job.
@@ -143,8 +143,11 @@ class KubernetesTarget(Target):
         If these do not explain the run's state, also query their events.
         """
         states: dict[str, RunStatus] = {}
-        for place in {_place(run) for run in runs if run.handle}:
-            group = [run for run in runs if run.handle and _place(run) == place]
+        groups: dict[tuple[Any, ...], list[Run]] = {}
+        for run in runs:
+            if run.handle:
+                groups.setdefault((kubectl_of(run.handle), run.handle["workload"]), []).append(run)
+        for group in groups.values():
             states |= {state.run: state for state in (yield from self._status_of(group, now))}
         lost = "its launch was interrupted before the job was created: ddpctl stop removes what is left"
         gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
@@ -159,13 +162,11 @@ class KubernetesTarget(Target):
                 return [RunStatus(run=run.name, state="unknown", message=str(error_of(answer))) for run in runs]
         jobs = {_run_name(job): job for job in items(answers[0])}
         jobs = {run.name: jobs[run.name] for run in runs if run.name in jobs and is_ours(jobs[run.name], run.uid)}
-        every = items(answers[1])
-        pods = {
-            run.name: [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)] for run in runs
-        }
+        every = [(_run_name(pod), pod) for pod in items(answers[1])]
+        pods = {run.name: [pod for name, pod in every if name == run.name and is_ours(pod, run.uid)] for run in runs}
         waiting = (unexplained(workload, jobs.get(run.name), pods[run.name], run.job.max_nodes) for run in runs)
-        asked = tuple(kubectl.events_of(name) for names in waiting for name in names)
-        outputs = (yield asked) if asked else ()
+        queries = tuple(kubectl.events_of(name) for names in waiting for name in names)
+        outputs = (yield queries) if queries else ()
         events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
@@ -201,8 +202,12 @@ class KubernetesTarget(Target):
         if not commands:
             (state,) = yield from self.status((run,), now=run.created + YOUNG_S)
             raise NoInputError(f"run '{run.name}' has no readable log: {state.message}")
+        # If all lines are wanted, only the records are left out: the log lines in which nodes save their files.
+        keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
+        text = 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true'
         for argv in commands:
-            yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
+            filtered = ("sh", "-c", text, "sh", keeps, pattern, *argv)
+            yield (Command(argv=filtered, mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return the metrics and files of each node. For an ended pod, use its log and the files saved locally."""
@@ -265,15 +270,14 @@ class KubernetesTarget(Target):
         """Run a command in a node's container, or a shell if ``argv`` is empty. Return the exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
-            raise NoInputError(
-                f"run '{run.name}' has no pod for node {node}: its nodes are 0 to {run.job.max_nodes - 1}"
-            )
+            last = run.job.max_nodes - 1
+            raise NoInputError(f"run '{run.name}' has no pod for node {node}: its nodes are 0 to {last}")
         kubectl, workload = kubectl_of(run.handle), workload_of(run.handle)
         options = ("--stdin", "--tty") if tty else ()
         argv = argv or ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
         name = pods[node]["metadata"]["name"]
-        words = (*kubectl.argv, "exec", *options, name, "--container", workload.container, "--", *argv)
-        (done,) = yield (Command(argv=words, mode="tty" if tty else "stream", timeout_s=None),)
+        line = (*kubectl.argv, "exec", *options, name, "--container", workload.container, "--", *argv)
+        (done,) = yield (Command(argv=line, mode="tty" if tty else "stream", timeout_s=None),)
         return done.returncode
 
     def suspend(self, run: Run, *, again: bool) -> Verb[None]:
@@ -325,10 +329,6 @@ def _made(
     return tuple(kind for kind, owner in whose.items() if uid and owner == uid)
 
 
-def _place(run: Run) -> tuple[str | None, ...]:
-    return tuple(run.handle.get(key) for key in ("context", "namespace", "workload"))
-
-
 def _run_name(thing: Mapping[str, Any]) -> str:
     return str(thing["metadata"].get("labels", {}).get(RUN_LABEL, ""))
 
@@ -342,15 +342,6 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
     return rf"^([^ []+ )?.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
 
 
-def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return a command that prints the output lines of ``argv`` that match ``only``.
-
-    If ``only`` is None, the command leaves out only the records: the log lines in which nodes save their files.
-    """
-    keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
-    return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
-
-
 # Notes for the user about a spec or a launch
 
 
@@ -362,14 +353,14 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
     job, options = draft.plan.job, draft.options
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
-        what = one_line(script_of(job.command) or "the project")
+        script = one_line(script_of(job.command) or "the project")
         sent = "this file does not include it (ddpctl launch sends it as a ConfigMap)"
-        yield f"The image must have {what} in {WORKSPACE}: {sent}."
+        yield f"The image must have {script} in {WORKSPACE}: {sent}."
     if job.secrets:
         kubectl = shlex.join(Kubectl(context=options.context, namespace=options.namespace).argv)
-        words = " ".join(f'"{name}=${name}"' for name in job.secrets)
+        pairs = " ".join(f'"{name}=${name}"' for name in job.secrets)
         created = f"{kubectl} create secret generic {draft.plan.name} --from-env-file=/dev/stdin"
-        yield f"First: printf '%s\\n' {words} | {created}"
+        yield f"First: printf '%s\\n' {pairs} | {created}"
     yield from (f"Note: {line}." for line in _notes_on_pods(draft))
 
 
@@ -399,10 +390,8 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {some(list(files), MOST_NAMES)}"
         yield f"{WORKSPACE} is read-only in the pods: a script can write to $DDP_RUN_DIR and /tmp"
     if left_out:
-        yield (
-            f"not sent, because their names suggest secrets: {some(left_out, MOST_NAMES)} (to send one, "
-            "name it in the target's 'project')"
-        )
+        names = some(left_out, MOST_NAMES)
+        yield f"not sent, because their names suggest secrets: {names} (to send one, name it in the target's 'project')"
     yield from _notes_on_pods(draft)
 
 
@@ -516,10 +505,8 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     (read,) = yield (call(project.read, Path(plan.cwd), names, (*options.project, *named), probe=True),)
     read.check("project", ConfigError)
     if script and path not in read.value["files"]:
-        raise NoInputError(
-            f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
-            "if the image has it, set project: []"
-        )
+        to_do = "check that it exists and that git does not ignore it; if the image has it, set project: []"
+        raise NoInputError(f"{script} is not sent from {plan.cwd}: {to_do}")
     return read.value["files"], tuple(read.value["left_out"])
 
 

@@ -57,10 +57,8 @@ def check_array(text: str) -> str:
         if int(first) > int(last):
             raise ValueError(f"the range {first}-{last} is empty: its first number must be the smaller one")
     if any(int(number) > MAX_TASK for number in re.findall(r"[0-9]+", text)):
-        raise ValueError(
-            f"Slurm allows numbers up to {MAX_TASK:,} (a cluster may have a lower limit: see MaxArraySize in "
-            "scontrol show config)"
-        )
+        limit = "a cluster may have a lower limit: see MaxArraySize in scontrol show config"
+        raise ValueError(f"Slurm allows numbers up to {MAX_TASK:,} ({limit})")
     return text
 
 
@@ -72,9 +70,8 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError("an option of sbatch is --NAME or --NAME=VALUE, without blanks, quotes or #")
         if match[1] in TAKEN and line != ALL_MEMORY:
             key = TAKEN[match[1]]
-            raise ValueError(
-                f"--{match[1]} is set by ddpctl{f': use the key {key}' if key else ', and no key changes it'}"
-            )
+            to_do = f": use the key {key}" if key else ", and no key changes it"
+            raise ValueError(f"--{match[1]} is set by ddpctl{to_do}")
         if match[1] == "gres" and GPU_GRES.search(line):
             raise ValueError("--gres=gpu is set by ddpctl: use the keys gpus, gpu_type and gpu_request")
     return lines
@@ -146,12 +143,10 @@ class SlurmOptions(Options):
         yield from environments.problems(self, python=None)
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
             least = -(-2 * lead_s(job) // 60) + 1
-            yield (
-                "job.time_limit",
-                f"a time limit of {job.time_limit} is too short: with a grace of {job.grace:g} s, Slurm warns the "
-                f"ranks {lead_s(job)} to {lead_s(job) + EARLY_S} s before the limit; set a limit of at least {least}m, "
-                "or a shorter grace",
-            )
+            warned = f"{lead_s(job)} to {lead_s(job) + EARLY_S} s before the limit"
+            why = f"with a grace of {job.grace:g} s, Slurm warns the ranks {warned}"
+            text = f"a time limit of {job.time_limit} is too short: {why}"
+            yield "job.time_limit", f"{text}; set a limit of at least {least}m, or a shorter grace"
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime 'apptainer', but the runtime is '{self.runtime}'"
         if ALL_MEMORY in self.extra and job.memory:

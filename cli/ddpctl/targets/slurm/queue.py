@@ -8,19 +8,19 @@ the allocation. The parser knows the job states of Slurm 22.05 to 25.05.
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from ddpctl.runs.run_status import ENDED, NodeReport, Progress, RunStatus, State, fold_nodes, read_progress
+from ddpctl.runs.run_status import ENDED, NodeReport, RunStatus, State, fold_nodes, node_report
 from ddpctl.runs.run_store import Run
 from ddpwire import run_files
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
-from ddpwire.run_files import KILLED_ON_REQUEST, NodeState, Outcome, read_node, read_outcome
+from ddpwire.run_files import KILLED_ON_REQUEST
 
 _WORDS: Mapping[State, str] = {
     "pending": "PENDING EXPEDITING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
@@ -270,16 +270,16 @@ def read_answers(text: str) -> Answers:
         if line.startswith("error: "):
             error = line.removeprefix("error: ")
             continue
-        words = line.split("|")
-        if len(words) >= 5:
-            task = words[1] if words[1].isdecimal() else None
-            jobs.append(Job(id=words[0], task=task, word=words[2], reason=words[3], start=words[4]))
+        fields = line.split("|")
+        if len(fields) >= 5:
+            task = fields[1] if fields[1].isdecimal() else None
+            jobs.append(Job(id=fields[0], task=task, word=fields[2], reason=fields[3], start=fields[4]))
     return Answers(jobs=tuple(jobs), files=sections, error=error)
 
 
-def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
+def node_files(run_dir: str, nodes: Iterable[int]) -> tuple[str, ...]:
     """Return the paths of the files that show the state of each node of a job."""
-    dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
+    dirs = [PurePath(run_dir) / run_files.node_name(node) for node in nodes]
     return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME, HISTORY))
 
 
@@ -343,17 +343,14 @@ def waits(job: Job) -> str:
 
 
 def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeReport:
-    def read(name: str, reader: Any) -> Any:
-        text = answers.files.get(str(PurePath(run_dir) / run_files.node_name(node) / name))
+    text_of = {path.name: answers.files.get(str(path), "") for path in map(PurePath, node_files(run_dir, [node]))}
+    shown: dict[str, Any] = {"node": None, "outcome": None, "history": text_of[HISTORY]}
+    for key, name in (("node", run_files.NODE), ("outcome", run_files.OUTCOME)):
         with suppress(ValueError):
-            return reader(text) if text else None
-        return None
-
-    state: NodeState | None = read(run_files.NODE, read_node)
-    outcome: Outcome | None = read(run_files.OUTCOME, read_outcome)
-    alive = job is not None and job.state in ("running", "stopping") and outcome is None
-    progress: Progress | None = read(HISTORY, read_progress)
-    return NodeReport(node=node, alive=alive, state=state, outcome=outcome, progress=progress)
+            shown[key] = json.loads(text_of[name])
+    report = node_report(node, {**shown, "alive": False})
+    is_alive = job is not None and job.state in ("running", "stopping") and report.outcome is None
+    return replace(report, alive=is_alive)
 
 
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
@@ -362,8 +359,8 @@ def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) ->
     While at least one task is active, the array has the state of an active task. Running tasks take precedence over
     waiting tasks. After the end of all tasks, the array has the status of the task with the highest exit code.
     """
-    words = [state.state for state in states]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    names = [state.state for state in states]
+    counts = ", ".join(f"{names.count(word)} {word}" for word in dict.fromkeys(names))
     going = next((state for state in states if not state.ended and state.state != "pending"), None)
     waiting = next((state for state in states if state.state == "pending"), None)
     nodes = tuple(report for state in states for report in state.nodes)

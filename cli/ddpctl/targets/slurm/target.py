@@ -23,8 +23,7 @@ from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run, read
 from ddpctl.targets import Capability, LogQuery, Lookup, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
-from ddpctl.targets.slurm.batch_script import directives, render_script
-from ddpctl.targets.slurm.containers import beside
+from ddpctl.targets.slurm.batch_script import beside, directives, render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import node_files, read_answers, starts_file, status_of, together
 from ddpwire import run_files
@@ -148,13 +147,8 @@ class SlurmTarget(Target):
         options, host, script = self.options, self._host, render_script(plan, self.options)
         depends = yield from self._dependency(records)
         log = f"{plan.folder}/job{'-%a' if options.array else ''}.log"
-        argv = (
-            "sbatch",
-            f"--job-name={plan.name}",
-            f"--output={plan.folder.replace('%', '%%')}{log.removeprefix(plan.folder)}",
-            f"--chdir={plan.cwd}",
-            *depends,
-        )
+        output = f"{plan.folder.replace('%', '%%')}{log.removeprefix(plan.folder)}"
+        argv = ("sbatch", f"--job-name={plan.name}", f"--output={output}", f"--chdir={plan.cwd}", *depends)
         tested, listing = yield (
             Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
             Command(argv=("printenv",), host=host, probe=True),
@@ -241,7 +235,7 @@ class SlurmTarget(Target):
         """Return the status of each run from Slurm and from the folders of its nodes."""
         parts = [self.tasks(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
-        places = [(folder_of(part), part.job.max_machines) for part in every]
+        places = [(folder_of(part), range(part.job.max_machines)) for part in every]
         files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
@@ -276,15 +270,12 @@ class SlurmTarget(Target):
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return the metrics and files of each node. The login node fetches all of them."""
         if tasks := tasks_of(run):
-            raise ConfigError(
-                f"run '{run.name}' is an array of {len(tasks)} trainings",
-                hint=f"select one of them with --task (known: {', '.join(tasks)})",
-            )
+            hint = f"select one of them with --task (known: {', '.join(tasks)})"
+            raise ConfigError(f"run '{run.name}' is an array of {len(tasks)} trainings", hint=hint)
         nodes, folder = range(run.job.max_machines), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
-        text = probe_script(
-            probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
-        )
+        folders = [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes]
+        text = probe_script(probe, folders, placed=placed)
         (output,) = yield (Command(argv=("sh",), stdin=text, host=self._host, timeout_s=TIMEOUT_S),)
         return read_probe(output, nodes)
 
@@ -293,8 +284,8 @@ class SlurmTarget(Target):
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
-        asked = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
-        (done,) = yield (replace(asked, timeout_s=wait_s + 30),)
+        command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
+        (done,) = yield (replace(command, timeout_s=wait_s + 30),)
         if done.returncode > 1:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
@@ -312,10 +303,9 @@ class SlurmTarget(Target):
         if str(path) == run.folder and not self._host:
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
-            raise ConfigError(
-                f"run '{run.name}' was not removed, because its record names another folder, {path}: rename the "
-                f"folder '{run.name}' back to '{path.name}', or repair the record"
-            )
+            to_do = f"rename the folder '{run.name}' back to '{path.name}', or repair the record"
+            why = f"its record names another folder, {path}"
+            raise ConfigError(f"run '{run.name}' was not removed, because {why}: {to_do}")
         return ((self._host, str(path.parent)),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
@@ -335,18 +325,18 @@ class SlurmTarget(Target):
             raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
         pty = ("--pty",) if tty else ()
         number, workdir = str(run.handle["job"]), str(run.handle.get("workdir", run.cwd))
-        words = beside(
+        inside = beside(
             run.job, self.options, number=number, node=node, workdir=workdir, run_dir=run_folders(run)[0],
             argv=argv, tty=tty,
         )  # fmt: skip
-        command = self._ask(queue.EXECUTE, number, str(node), workdir, *pty, "--", *words, stream=True)
+        command = self._ask(queue.EXECUTE, number, str(node), workdir, *pty, "--", *inside, stream=True)
         (done,) = yield (replace(command, mode="tty" if tty else "stream"),)
         if done.returncode == Exit.UNAVAILABLE:
             raise UnavailableError(f"run '{run.name}' has no nodes at present: see ddpctl status {run.name}")
         return done.returncode
 
-    def _ask(self, text: str, *words: str, stream: bool = False) -> Command:
-        argv = ("sh", "-c", text, "ddpctl", *words)
+    def _ask(self, text: str, *arguments: str, stream: bool = False) -> Command:
+        argv = ("sh", "-c", text, "ddpctl", *arguments)
         return Command(
             argv=argv, host=self._host, mode="stream" if stream else "capture", timeout_s=None if stream else 60
         )
@@ -366,10 +356,8 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
             return None
         why = f"sbatch: {PREFIX.sub('', last)}"
     to_do = f"{'' if host else 'run ddpctl on a login node, or '}set the target's 'login' to a login node"
-    return UnavailableError(
-        f"no Slurm is reachable from {host or 'this machine'} ({why})",
-        hint=f"{to_do}; ddpctl render prints the script, and needs no cluster",
-    )
+    hint = f"{to_do}; ddpctl render prints the script, and needs no cluster"
+    return UnavailableError(f"no Slurm is reachable from {host or 'this machine'} ({why})", hint=hint)
 
 
 def is_lost(sent: Output) -> bool:
@@ -447,35 +435,35 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
         if not tasks:
             return ("", str(run.handle.get("log", f"{place}/job.log")))
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
-    words: list[str] = []
+    arguments: list[str] = []
     for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):
         for node, files in query.files(run).items():
             for name, mark in files.items():
-                words += [before + mark, f"{path}/{node_name(node)}/{name}"]
-    return tuple(words)
+                arguments += [before + mark, f"{path}/{node_name(node)}/{name}"]
+    return tuple(arguments)
 
 
 def _note(job: str, tested: Output) -> str:
-    what = "Slurm would accept the job" if job == DRY_RUN else f"job {job}"
+    text = "Slurm would accept the job" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
-        return f"{what}; it could start at {match[1]} on {match[2]} (partition {match[3]})"
+        return f"{text}; it could start at {match[1]} on {match[2]} (partition {match[3]})"
     if tested.returncode:  # Slurm may still accept the job: nodes that are down may return
-        what = "Slurm may reject the job" if job == DRY_RUN else what
-        return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
-    return what
+        text = "Slurm may reject the job" if job == DRY_RUN else text
+        return f"{text}: {PREFIX.sub('', tested.last_line('it failed'))}"
+    return text
 
 
 def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str) -> Exception:
     """Return the error for a job that sbatch refuses, or that ``sbatch --test-only`` refuses in a dry run."""
-    what = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
+    refusal = "Slurm rejects the job" if sent.returncode else "sbatch --test-only refuses the job"
     reason = PREFIX.sub("", (sent if sent.returncode else tested).last_line("it failed"))
     lines = has.stdout.splitlines()
-    asked = f"{plan.job.nodes} nodes" + (f" of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else "")
+    request = f"{plan.job.nodes} nodes" + (f" of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else "")
     partitions = [
         f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
-        for name, nodes, cpus, memory, gres in filter(lambda fields: len(fields) == 5, map(str.split, lines))
+        for name, nodes, cpus, memory, gres in (fields for fields in map(str.split, lines) if len(fields) == 5)
     ]
     listing = f"; the partitions have: {'; '.join(partitions[:5])}" if has.returncode == 0 and partitions else ""
     has_gpus = not partitions or any(not partition.endswith("no GPU") for partition in partitions)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
-    return ConfigError(f"{what} ({asked}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))
+    return ConfigError(f"{refusal} ({request}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))

@@ -27,32 +27,16 @@ class Claim:
     run: str
     node: int
     since: int  # by the host's clock, in seconds since the epoch
-    engine: str
     gpus: tuple[str, ...]  # UUIDs; empty for CPU ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ticket:
-    """The place of a launch in the queue of a host."""
-
-    number: int
-    run: str
-    uid: str  # distinguishes launches with the same name
 
 
 def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
     """Parse claims that the script of ``list_claims`` has printed. Other lines are skipped."""
     return tuple(
-        Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
-        for run, node, since, engine, *gpus in (fields for fields in map(str.split, lines) if len(fields) > 3)
+        Claim(run=run, node=int(node), since=int(since), gpus=tuple(gpus))
+        for run, node, since, _, *gpus in (fields for fields in map(str.split, lines) if len(fields) > 3)
         if node.isdecimal() and since.isdecimal()
     )
-
-
-def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
-    """Parse tickets that the script of ``list_claims`` has printed. Return them in the order of their numbers."""
-    rows = sorted(fields for fields in map(str.split, lines) if len(fields) == 3 and fields[0].isdecimal())
-    return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in rows)
 
 
 def _functions(folder: str) -> str:

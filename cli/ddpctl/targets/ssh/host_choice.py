@@ -93,9 +93,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
         chosen = _in_order(job, usable, first)
         if len(chosen) < job.max_machines:  # only possible with ``first``
             address = hosts[first or 0].address
-            where = (
-                f"the checkpoints are on {address}, but with {address} as node 0 a node has no host with enough GPUs"
-            )
+            where = f"the checkpoints are on {address}, but with it as node 0 a node has no host with enough GPUs"
             if not job.checkpoint_dir:
                 hint = f"list {address} first, with its number of GPUs first in gpus, or share checkpoint_dir"
                 raise UnavailableError(f"nothing was started: {where}", hint=hint)
@@ -158,31 +156,25 @@ def _with_checkpoints(
     having = [place for place in usable if checked.facts[place].get("checkpoint")]
     if holder in usable and (holder in having or not having):
         return holder, []
-    why = "their host is excluded"
-    if holder is not None:
-        why = (
-            f"their host is not ready ({checked.why(holder)})" if checked.wrong[holder] else "that folder has none now"
-        )
+    why = "their host is excluded" if holder is None else "that folder has none now"
+    if holder is not None and checked.wrong[holder]:
+        why = f"their host is not ready ({checked.why(holder)})"
     where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {why}")
     if plan.job.checkpoint_dir:
         return None, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     if not having:
-        raise UnavailableError(
-            f"nothing was started: {where}, and no other host has checkpoints",
-            hint="make their host available, or leave out --resume. Next time, set checkpoint_copies or use a shared "
-            "folder",
-        )
+        hint = "make their host available, or leave out --resume; next time, use checkpoint_copies or a shared folder"
+        raise UnavailableError(f"nothing was started: {where}, and no other host has checkpoints", hint=hint)
     best = max(having, key=lambda place: (checked.facts[place].step("copy"), checked.facts[place].get("checkpoint")))
     fact, address = checked.facts[best], checked.hosts[best].address
     step, announced = fact.step("copy"), max(checked.facts[place].step("announced") for place in usable)
-    what = f"{fact.get('checkpoint')} of {address}, a checkpoint that may be older"
+    source = f"{fact.get('checkpoint')} of {address}, a checkpoint that may be older"
     if step:
-        what = f"the copy of step {step} on {address}"
+        source = f"the copy of step {step} on {address}"
     if announced > step:
-        what += f". The checkpoint of step {announced} was not copied completely, so steps {step + 1} to {announced} "
-        what += "are lost"
-    note = one_line(f"{where}: the run continues from {what}")
-    return best, [note]
+        source += f". The checkpoint of step {announced} was not copied completely, "
+        source += f"so steps {step + 1} to {announced} are lost"
+    return best, [one_line(f"{where}: the run continues from {source}")]
 
 
 # Waiting: a launch takes a ticket on one host after another, in the order of the names that the hosts report. It takes
@@ -217,11 +209,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         waiting, now = next(filter(None, lines), ""), polled[0].number("now")
         started = started or now
         if waiting and now >= started + (plan.wait_s or 0):
-            raise UnavailableError(
-                f"nothing was started: the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} "
-                f"({waiting})",
-                hint="use a longer --wait, or see ddpctl hosts",
-            )
+            why = f"the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} ({waiting})"
+            raise UnavailableError(f"nothing was started: {why}", hint="use a longer --wait, or see ddpctl hosts")
 
 
 def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
@@ -229,7 +218,7 @@ def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
 
     Raises UnavailableError if the launch is no longer in the host's queue.
     """
-    if all(ticket.uid != plan.uid for ticket in fact.tickets):
+    if all(uid != plan.uid for _, uid in fact.tickets):
         why = fact.failure or "the host removed it"
         raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({why})")
     ahead = fact.ahead(plan.uid)

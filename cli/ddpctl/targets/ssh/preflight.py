@@ -13,7 +13,7 @@ from ddpctl.files.images import Image, difference, read_inspect
 from ddpctl.job.launch_plan import Plan, script_of
 from ddpctl.job.spec import size_bytes
 from ddpctl.targets import CpuRun, GpuReport, HostReport
-from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
+from ddpctl.targets.ssh.claims import Claim, parse_claims
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.scripts import SHOWN
 from ddpctl.text import counted, format_duration, one_line, table
@@ -74,38 +74,39 @@ class Judgement:
 class Facts:
     """The properties that a host has reported."""
 
-    words: dict[str, tuple[str, ...]]  # the values of each key that scripts.facts_script prints
+    values: dict[str, tuple[str, ...]]  # the values of each key that scripts.facts_script prints
     failure: str = ""  # why the script failed; empty if it did not
     clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
     def get(self, word: str) -> str:
         """Return the first value of a key, or an empty string."""
-        return self.words.get(word, ("",))[0]
+        return self.values.get(word, ("",))[0]
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The UUIDs of all GPUs."""
-        return self.words.get("gpu", ())
+        return self.values.get("gpu", ())
 
     @property
     def free_gpus(self) -> tuple[str, ...]:
         """The UUIDs of the GPUs that no process uses and that no run has claimed."""
-        taken = {*self.words.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
+        taken = {*self.values.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
         return tuple(gpu for gpu in self.gpus if gpu not in taken)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """The claims of the runs on this host."""
-        return parse_claims(self.words.get("claim", ()))
+        return parse_claims(self.values.get("claim", ()))
 
     @property
-    def tickets(self) -> tuple[Ticket, ...]:
-        """The launches in this host's queue, in order."""
-        return parse_tickets(self.words.get("ticket", ()))
+    def tickets(self) -> tuple[tuple[str, str], ...]:
+        """The run and the uid of each launch in this host's queue, in order. Lines that are no tickets are skipped."""
+        rows = sorted(fields for line in self.values.get("ticket", ()) if len(fields := line.split()) == 3)
+        return tuple((run, uid) for number, run, uid in rows if number.isdecimal())
 
     def ahead(self, uid: str) -> tuple[str, ...]:
         """Return the launches ahead of the launch ``uid`` in the queue, or all launches if it is not in the queue."""
-        return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
+        return tuple(run for run, _ in takewhile(lambda ticket: ticket[1] != uid, self.tickets))
 
     def number(self, word: str) -> int:
         """Return the first value of a key as an integer, or 0 if it is unknown."""
@@ -138,13 +139,11 @@ class Facts:
 
 def parse_facts(output: Output) -> Facts:
     """Parse the output of ``scripts.facts_script``. If the end of the output is missing, ``failure`` is set."""
-    words: dict[str, tuple[str, ...]] = {}
+    values: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
-        words[word] = (*words.get(word, ()), value.strip())
-    if "end" in words:
-        return Facts(words=words)
-    return Facts(words=words, failure=one_line(output.last_line(NO_ERROR)))
+        values[word] = (*values.get(word, ()), value.strip())
+    return Facts(values=values, failure="" if "end" in values else one_line(output.last_line(NO_ERROR)))
 
 
 def clock_of(date: Output) -> float | None:
@@ -194,32 +193,24 @@ def _alone(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, gpus: in
         if options.environment:
             yield UnavailableError, "environment", "its environment was not made: see the lines above"
             return
-        what = f"{options.python} there" if options.runtime == "none" else options.runtime
-        yield UnavailableError, "container runtime", f"{what}: {fact.get('engine_error')}"
+        engine = f"{options.python} there" if options.runtime == "none" else options.runtime
+        yield UnavailableError, "container runtime", f"{engine}: {fact.get('engine_error')}"
     if not fact.get("flock"):
         yield UnavailableError, "flock", "flock is missing there: install util-linux"
     if not fact.get("writable"):
         text = f"{options.home} is not writable there: set the target's 'home' to a writable folder"
         yield UnavailableError, "disk", text
-    free = int(fact.get("disk") or 0) * 1024
-    if free < size_bytes(options.min_disk):
-        yield (
-            UnavailableError,
-            "disk",
-            f"its disk is full: {size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk), but {format_free(free)} "
-            f"free in {options.home}",
-        )
+    need, free = size_bytes(options.min_disk), int(fact.get("disk") or 0) * 1024
+    if free < need:
+        text = f"{need / GIB:g} GiB needed (min_disk), but {format_free(free)} free in {options.home}"
+        yield UnavailableError, "disk", f"its disk is full: {text}"
     yield from _gpus(options, plan, host, fact, gpus)
     script = script_of(plan.job.command)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
     if script and looked and options.project != "sync" and not fact.get("script"):
         folder = "home folder" if options.project == "none" else f"folder {options.project}"
-        yield (
-            NoInputError,
-            "script",
-            f"its {folder} has no script '{script}': give the script's path on that host, or set 'project: sync' to "
-            "send the folder from which you launch",
-        )
+        to_do = "give the script's path on that host, or set 'project: sync' to send the folder from which you launch"
+        yield NoInputError, "script", f"its {folder} has no script '{script}': {to_do}"
 
 
 def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, need: int) -> Iterator[Problem]:
@@ -244,8 +235,7 @@ def _gpus(options: SshOptions, plan: Plan, host: SshHost, fact: Facts, need: int
         waits = "is already waiting" if len(ahead) == 1 else "are already waiting"
         yield GpusTakenError, "GPUs", f"{who} {waits} for GPUs there: use --wait, such as --wait 2h, to join the queue"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
-        text = "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
-        yield UnavailableError, "container runtime", text
+        yield UnavailableError, "container runtime", "docker has no NVIDIA runtime: install nvidia-container-toolkit"
 
 
 def _taken(need: int, fact: Facts) -> str:
@@ -305,12 +295,12 @@ def host_report(host: SshHost, output: Output) -> HostReport:
     holders: dict[str, Any] = {
         gpu: {"run": claim.run, "node": claim.node, "since": claim.since} for claim in fact.claims for gpu in claim.gpus
     }
-    use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.words.get("use", ()))}
+    use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.values.get("use", ()))}
 
     def gpu_report(uuid: str) -> GpuReport:
         fields = zip(("busy_percent", "memory_mib", "total_mib"), use.get(uuid, ()), strict=False)
         numbers: dict[str, Any] = {name: int(text) for name, text in fields if text.isdecimal()}
-        computes = uuid in fact.words.get("busy", ())
+        computes = uuid in fact.values.get("busy", ())
         return GpuReport(uuid=uuid, computes=computes, **holders.get(uuid, {}), **numbers)
 
     load = fact.get("load").split()
@@ -321,7 +311,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         cores=int(load[1]) if len(load) == 2 else None,
         gpus=tuple(map(gpu_report, fact.gpus)),
         cpu_runs=tuple(CpuRun(run=it.run, node=it.node, since=it.since) for it in fact.claims if not it.gpus),
-        waiting=tuple(ticket.run for ticket in fact.tickets),
+        waiting=tuple(run for run, _ in fact.tickets),
     )
 
 

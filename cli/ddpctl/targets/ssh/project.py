@@ -56,26 +56,14 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """The copy of the project on a host, and whether the host has rsync and zstd."""
+    """The copy of the project on a host, and how it differs from the project."""
 
     host: Host
     folder: str  # its full path there
-    rsync: bool
-    zstd: bool
-    files: Mapping[str, str]
-
-    def changed(self, project: Project) -> tuple[str, ...]:
-        """Return the names of the files that the host lacks or has in another version."""
-        return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
-
-    def suits_rsync(self, project: Project) -> bool:
-        """Return whether to use rsync, which sends only the changed parts of files.
-
-        Both machines must have rsync, and more than ``_LITTLE`` bytes of changed files must replace older versions on
-        the host.
-        """
-        old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
-        return project.rsync and self.rsync and old > _LITTLE
+    zstd: bool  # whether the host has zstd
+    changed: tuple[str, ...]  # the files that the host lacks or has in another version
+    removed: tuple[str, ...]  # the files that the project no longer has
+    by_rsync: bool  # whether to send the changed files with rsync
 
 
 def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) -> Verb[None]:
@@ -88,20 +76,20 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     listed, *answers = yield (here, *(_look_there(host, tree) for host in hosts))
     project = _project(cwd, listed)
     check_all(hosts, answers, "its copy of the project cannot be read")
-    copies = [_copy(host, answer) for host, answer in zip(hosts, answers, strict=True)]
-    changed = {copy.host: names for copy in copies if (names := copy.changed(project))}
-    say = _summary(project, [sum(map(project.sizes.__getitem__, names)) for names in changed.values()], changed)
+    copies = [_copy(host, answer, project) for host, answer in zip(hosts, answers, strict=True)]
+    changed = [copy for copy in copies if copy.changed]
+    say = _summary(project, changed)
     stale = tuple(
         Command(argv=("/bin/sh", "-c", f"cd {path_word(tree)} && xargs -0 rm -f -- && {_PRUNE}"), host=copy.host,
-                say=say, stdin="".join(f"{name}\0" for name in sorted(gone)))
-        for copy in copies if (gone := copy.files.keys() - project.files.keys())
+                say=say, stdin="".join(f"{name}\0" for name in copy.removed))
+        for copy in copies if copy.removed
     )  # fmt: skip
     if stale:  # before anything is sent, because a new folder may have the name of an old file
         removed = yield stale
         check_all([command.host for command in stale if command.host], removed, "old files cannot be removed there")
         say = ""
     if changed:
-        yield from _send(project, copies, changed, cwd=cwd, tree=tree, archive=f"{run_dir}/project.tar", say=say)
+        yield from _send(project, changed, cwd=cwd, tree=tree, archive=f"{run_dir}/project.tar", say=say)
         say = ""
     target = path_word(run_path(home, run, "project"))
     link = f"set -eu\ncd {path_word(tree)}\nmkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
@@ -141,30 +129,27 @@ def _project(cwd: str, listed: Output) -> Project:
     return project
 
 
-def _copy(host: Host, answer: Output) -> Copy:
+def _copy(host: Host, answer: Output, project: Project) -> Copy:
     folder, rsync, zstd, *entries = answer.stdout.split("\0")[:-1]
     files = {}
     for entry in entries:
         size, modified, mode, name = entry.split(" ", 3)
         files[name.removeprefix("./")] = file_state(int(size), modified, int(mode, 8))
-    return Copy(host=host, folder=folder, rsync=rsync.startswith(RSYNC), zstd=bool(zstd), files=files)
+    changed = tuple(name for name, state in project.files.items() if files.get(name) != state)
+    # rsync sends only the changed parts of files: of use if much of what changes is there in another version.
+    replaced = sum(project.sizes[name] for name in changed if name in files)
+    return Copy(
+        host=host, folder=folder, zstd=bool(zstd), changed=changed,
+        removed=tuple(sorted(files.keys() - project.files.keys())),
+        by_rsync=project.rsync and rsync.startswith(RSYNC) and replaced > _LITTLE,
+    )  # fmt: skip
 
 
-def _send(
-    project: Project,
-    copies: Sequence[Copy],
-    changed: Mapping[Host, tuple[str, ...]],
-    *,
-    cwd: str,
-    tree: str,
-    archive: str,
-    say: str,
-) -> Verb[None]:
+def _send(project: Project, copies: Sequence[Copy], *, cwd: str, tree: str, archive: str, say: str) -> Verb[None]:
     """Send the changed files to all hosts in parallel. Hosts that need the same files get the same archive."""
-    num_bytes = {host: sum(project.sizes[name] for name in names) for host, names in changed.items()}
-    packed = [copy for copy in copies if copy.host in changed and not copy.suits_rsync(project)]
+    packed = [copy for copy in copies if not copy.by_rsync]
     codec = "zstd" if project.zstd and all(copy.zstd for copy in packed) else "gzip"
-    contents = list(dict.fromkeys(changed[copy.host] for copy in packed))
+    contents = list(dict.fromkeys(copy.changed for copy in packed))
     archives = [f"{archive}.{number}" for number in range(len(contents))]
     sizes = yield tuple(
         Command(argv=("bash", "-c", _PACK, "bash", path, _CODECS[codec][0]), cwd=cwd, timeout_s=PACK_S,
@@ -176,10 +161,9 @@ def _send(
     unpack = f"{_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
     commands = []
     for copy in copies:
-        if not (names := changed.get(copy.host)):
-            continue
-        moved = Transfer(num_bytes=num_bytes[copy.host], num_files=len(names), rsync_to=copy.host)
-        if copy not in packed:
+        names = copy.changed
+        moved = Transfer(num_bytes=_size(project, names), num_files=len(names), rsync_to=copy.host)
+        if copy.by_rsync:
             address = f"[{copy.host}]" if ":" in copy.host.address else str(copy.host)
             argv = (*_RSYNC_ARGV, f"{cwd}/", f"{address}:{copy.folder}/")
             command = Command(argv=argv, stdin="".join(f"{name}\0" for name in names), transfer=moved)
@@ -193,20 +177,25 @@ def _send(
             command = Command(argv=receive, host=copy.host, stdin=text or None, transfer=None if text else moved)
         commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
     answers = yield tuple(commands)
-    check_all(tuple(changed), answers, "the project cannot be written there")
+    check_all([copy.host for copy in copies], answers, "the project cannot be written there")
     if archives:
         yield (Command(argv=("rm", "-f", *archives)),)
 
 
-def _summary(project: Project, sizes: Sequence[int], changed: Mapping[Host, tuple[str, ...]]) -> str:
-    """Return a message of two lines: what the project contains, and what is sent to the hosts."""
+def _summary(project: Project, changed: Sequence[Copy]) -> str:
+    """Return a message of two lines: what the project contains, and what is sent to the hosts that lack some of it."""
     text = f"project: {counted(len(project.files), 'file')}, {human_size(project.num_bytes)}"
     if project.left_out:
         text += f"; left out: {', '.join(project.left_out)}"
     if not changed:
         return f"{text}\nevery host has it already"
-    num_files = sum(map(len, changed.values()))
-    return f"{text}\nsending {counted(num_files, 'file')}, {human_size(sum(sizes))}, to {counted(len(changed), 'host')}"
+    num_files = sum(len(copy.changed) for copy in changed)
+    size = human_size(sum(_size(project, copy.changed) for copy in changed))
+    return f"{text}\nsending {counted(num_files, 'file')}, {size}, to {counted(len(changed), 'host')}"
+
+
+def _size(project: Project, names: Sequence[str]) -> int:
+    return sum(project.sizes[name] for name in names)
 
 
 def check_all(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:

@@ -310,6 +310,15 @@ def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal,
 # to the run's folder on the host, which belongs to ``user``.
 
 
+# The options that limit the rights of all containers that ddpctl starts.
+CONFINED = (
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--read-only",
+    "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads its compiled code from /tmp
+)
+
+
 def container_name(run: str, node: int) -> str:
     """Return the name of a node's container, such as ``ddpctl-night-0``."""
     return f"ddpctl-{run}-{node}"
@@ -336,7 +345,7 @@ def run_args(
         f"--user={user}",
         ENV_FILE,
         f"--shm-size={size_bytes(job.shm_size)}",
-        *confined(),
+        *CONFINED,
         f"--volume={run_dir}:{plan.folder}",
     ]
     if checkpoints:
@@ -359,16 +368,6 @@ def run_args(
         argv.append("--userns=keep-id")  # otherwise the folder's owner does not exist in the container
     start = ("--entrypoint=/bin/sh", image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
     return (engine, "run", *argv, *start)
-
-
-def confined() -> tuple[str, ...]:
-    """Return the options that limit the rights of all containers that ddpctl starts."""
-    return (
-        "--cap-drop=ALL",
-        "--security-opt=no-new-privileges",
-        "--read-only",
-        "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads its compiled code from /tmp
-    )
 
 
 def env_file(env: Mapping[str, str]) -> str:

@@ -129,7 +129,7 @@ class SshTarget(Target):
         return (yield from self._start(plan, choice, secrets))
 
     def _start(self, plan: Plan, choice: Choice, secrets: Mapping[str, str]) -> Verb[Submission]:
-        options, hosts, facts, asked = self.options, choice.hosts, choice.facts, plan.job.nodes
+        options, hosts, facts, requested = self.options, choice.hosts, choice.facts, plan.job.nodes
         plan = replace(plan, job=replace(plan.job, nodes=choice.nodes(plan.job)))
         job = plan.job
         if options.project == "sync":
@@ -159,7 +159,7 @@ class SshTarget(Target):
                 "address": address,
                 "logs": f"ddpctl logs {plan.name}",
                 "hosts": choice.numbers,
-                "nodes": asked,
+                "nodes": requested,
                 "device": "cuda" if choice.cuda else "cpu",
                 **environments.recorded(facts[0].get("environment")),
                 **({"machines": choice.machines} if choice.machines else {}),
@@ -247,17 +247,17 @@ class SshTarget(Target):
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Return the status of each run. Each host is queried only once, for all nodes that it runs."""
-        nodes: dict[SshHost, list[tuple[str, int]]] = {}
+        nodes_of: dict[SshHost, list[tuple[str, int]]] = {}
         for run in runs:
             for node, host in enumerate(self._hosts_of(run)):
-                nodes.setdefault(host, []).append((run.name, node))
+                nodes_of.setdefault(host, []).append((run.name, node))
         outputs = yield tuple(
-            sh(host.host, scripts.show(self.options, asked), timeout_s=SHOW_S + len(asked))
-            for host, asked in nodes.items()
+            sh(host.host, scripts.show(self.options, nodes), timeout_s=SHOW_S + len(nodes))
+            for host, nodes in nodes_of.items()
         )
         answers: dict[tuple[str, int], Output] = {}
-        for asked, output in zip(nodes.values(), outputs, strict=True):
-            answers |= zip(asked, split_shown(output, len(asked)), strict=True)
+        for nodes, output in zip(nodes_of.values(), outputs, strict=True):
+            answers |= zip(nodes, split_shown(output, len(nodes)), strict=True)
         return tuple(
             status_of(run, [(host, answers[run.name, node]) for node, host in enumerate(self._hosts_of(run))])
             for run in runs
@@ -268,13 +268,9 @@ class SshTarget(Target):
 
         ``query.follow``: print the lines of all nodes as they appear.
         """
+        hosts, ask = self._hosts_of(run), partial(sh, mode="stream", timeout_s=None)
         commands = tuple(
-            sh(
-                self._hosts_of(run)[node].host,
-                scripts.logs(self.options.home, run.name, node, files, query),
-                mode="stream",
-                timeout_s=None,
-            )
+            ask(hosts[node].host, scripts.logs(self.options.home, run.name, node, files, query))
             for node, files in query.files(run).items()
         )
         outputs: list[Output] = []
@@ -427,9 +423,8 @@ class SshTarget(Target):
         if engine == "none":
             folder = work_dir(self.options, run.name)
             line = shlex.join(argv) if argv else '"${SHELL:-/bin/sh}"'
-            words = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.job.env.items())
-            inner = f"cd {path_word(folder)} && {words}{' ' if words else ''}{line}"
-            command = Command(argv=("/bin/sh", "-c", inner), host=host)
+            env = "".join(f"{name}={shlex.quote(value)} " for name, value in run.job.env.items())
+            command = Command(argv=("/bin/sh", "-c", f"cd {path_word(folder)} && {env}{line}"), host=host)
         else:
             flags: tuple[str, ...] = ("--interactive", "--tty") if tty else ()
             flags += tuple(f"--env={name}={value}" for name, value in run.job.env.items())
@@ -464,8 +459,8 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
     assumed = []
     for need, fact in zip(map(job.gpus_of, itertools.count()), facts, strict=False):
         gpus = {"gpu": tuple(f"<GPU {number}>" for number in range(need)), "busy": ()}
-        known = guesses | fact.words | ({} if fact.image else images)
-        assumed.append(replace(fact, words=known | ({} if len(fact.free_gpus) >= need else gpus)))
+        known = guesses | fact.values | ({} if fact.image else images)
+        assumed.append(replace(fact, values=known | ({} if len(fact.free_gpus) >= need else gpus)))
     return tuple(assumed)
 
 
@@ -482,12 +477,11 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
     ``address``: the address at which the other hosts reach this host.
     """
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
+    command = partial(Command, host=host, timeout_s=PORT_S, placeholder="<port>")
     if options.runtime == "none":
-        text = f"{path_word(options.python)} {' '.join(words)}\n"
-        return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=PORT_S, placeholder="<port>")
-    inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.confined())
-    argv = (*inside, "--entrypoint=python3", fact.image_id, *words)
-    return Command(argv=argv, host=host, timeout_s=PORT_S, placeholder="<port>")
+        return command(argv=("/bin/sh",), stdin=f"{path_word(options.python)} {' '.join(words)}\n")
+    inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.CONFINED)
+    return command(argv=(*inside, "--entrypoint=python3", fact.image_id, *words))
 
 
 def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
@@ -502,11 +496,11 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
 def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus: tuple[str, ...]) -> str:
     """Return the script that starts a node. Raises ConfigError."""
 
-    def there(path: str) -> str:
+    def on_host(path: str) -> str:
         return fact.get("home") + path[1:] if path.startswith("~/") else path
 
     plan, environment = start.plan, partial(contract, node=node, addr=start.address, port=start.port)
-    run_dir, checkpoints = there(run_path(options.home, plan.name)), there(checkpoint_folder(options, plan))
+    run_dir, checkpoints = on_host(run_path(options.home, plan.name)), on_host(checkpoint_folder(options, plan))
     device, folder, owner = {names.DEVICE: "cuda" if start.cuda else "cpu"}, work_dir(options, plan.name), None
     if options.runtime == "none":
         here = replace(plan, folder=run_dir, checkpoint_dir=checkpoints)
@@ -523,7 +517,7 @@ def node_script(options: SshOptions, start: Start, node: int, fact: Facts, gpus:
         owner = _OURS if fact.get("id").startswith(_ROOT) else None
         argv = scripts.run_args(
             options, plan, node, image=fact.image_id, user=owner or fact.get("id"), run_dir=run_dir, gpus=gpus,
-            project=None if options.project == "none" else there(folder), checkpoints=None if own else checkpoints,
+            project=None if options.project == "none" else on_host(folder), checkpoints=None if own else checkpoints,
         )  # fmt: skip
         launch = scripts.launch_container(options, plan.name, argv, scripts.env_file(env))
     return scripts.start_node(
@@ -540,11 +534,9 @@ def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
         for node, ((host, output), record) in enumerate(zip(answers, shown, strict=True))
         if record is None
     ]
+    no_answer = NodeReport(node=0, alive=False, state=None, outcome=None, note="no answer")
     nodes = tuple(
-        node_report(node, record)
-        if record
-        else NodeReport(node=node, alive=False, state=None, outcome=None, note="no answer")
-        for node, record in enumerate(shown)
+        node_report(node, record) if record else replace(no_answer, node=node) for node, record in enumerate(shown)
     )
     state = fold_nodes(run.name, nodes, young=False)
     if not silent:
