@@ -141,14 +141,19 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
     return [*table(rows), f"  one task     ddpctl status {which}; {TAKE_TASK} take it, too"]
 
 
+def can_resume(run: Run, state: RunStatus) -> bool:
+    """Return whether a launch with --resume can continue the run from a checkpoint."""
+    is_failure = bool(state.code) and state.code != Exit.CONFIG  # the same settings would be refused again
+    return state.ended and is_failure and state.has_files and has_checkpoint(run) and has_name(run)
+
+
 def next_steps(run: Run, state: RunStatus) -> list[str]:
     """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         task = next((own.run.rpartition("-")[2] for own in state.tasks if own.outcome == state.outcome), None)
         lines.append(f"  read         ddpctl logs {run_arguments(run, task)} --rank {state.outcome.rank}")
-    is_failure = state.code and state.code != Exit.CONFIG  # the same settings would be refused again
-    if state.ended and is_failure and state.has_files and has_checkpoint(run) and has_name(run):
+    if can_resume(run, state):
         task = run.handle.get("task")
         only = f" --array {task}, after all tasks have ended" if task else ""
         lines.append(f"  resume with  ddpctl launch --resume {whole_name(run)}{only}{_if_saved(run, state)}")

@@ -313,9 +313,8 @@ def _set_suspended(name: str, *, again: bool) -> None:
     if not state.ended and launcher.is_unplaced(run):
         raise UnavailableError(f"run '{run.name}' has no node yet: {state.message}")
     if state.ended:
-        raise UsageError(
-            f"run '{run.name}' has already ended ({state.state}): ddpctl launch --resume {run.name} continues it"
-        )
+        hint = f"ddpctl launch --resume {run.name} continues it" if formatting.can_resume(run, state) else ""
+        raise UsageError(f"run '{run.name}' has already ended ({state.state})", hint=hint)
     context.executor.perform(launcher.target_of(run).suspend(run, again=again))
     grace = f"ranks that are running have {run.job.grace:g} s to save"
     suspended = f"is suspended: {grace}; continue it with ddpctl resume {run.name}"
