@@ -56,6 +56,12 @@ class Reading:
         """Return the values of a series."""
         return [value for _, value in self.samples.get(name, ())]
 
+    @property
+    def row(self) -> Row:
+        """The row that these samples are in the history of the node."""
+        samples = ((name, labels, value) for name, pairs in self.samples.items() for labels, value in pairs)
+        return {TIME: self.time, **fold(samples)}
+
 
 def read_metrics(answer: ProbeResult) -> Reading | None:
     """Parse the metrics of a node. Return None if they are missing or damaged."""
@@ -126,30 +132,31 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
     """Compute the fields of Snapshot that depend on metrics. ``before`` are earlier readings of the same nodes."""
     earlier = {reading.node: reading for reading in before}
     latest = max((reading.time for reading in now), default=0.0)
-
-    def sums(metric: of_ranks.Metric) -> list[float]:
-        return [sum(reading.values(metric.name)) for reading in now]
-
-    def largest(metric: of_ranks.Metric) -> float | None:
-        return _largest(now, metric.name)
-
-    saved = largest(of_ranks.CHECKPOINT_LAST_SUCCESS)  # 0: no checkpoint yet; None: not reported
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: no checkpoint yet; None: not reported
+    saved_step = _largest(now, of_ranks.CHECKPOINT_LAST_STEP.name) if saved else saved
     return {
-        "step": _whole(largest(of_ranks.LAST_STEP)),
-        "planned": _whole(largest(of_ranks.STEPS_PLANNED)),
-        "epoch": _whole(largest(of_ranks.EPOCH)),
+        **last_numbers(History(nodes={reading.node: (reading.row,) for reading in now})),
         "samples_per_s": _throughput(now, earlier),
-        "loss": largest(of_ranks.LOSS),
-        "accuracy": largest(of_ranks.EVAL_ACCURACY),
-        "learning_rate": largest(of_ranks.LEARNING_RATE),
-        "goodput": of_ranks.goodput(sum(sums(of_ranks.PRODUCTIVE)), sum(sums(of_ranks.UNPRODUCTIVE))),
-        "restarts": int(max(sums(of_ranks.RESTARTS), default=0)),  # each node's counter covers the whole run
-        "steps_lost": int(max(sums(of_ranks.STEPS_LOST), default=0)),
-        "checkpoint_step": _whole(largest(of_ranks.CHECKPOINT_LAST_STEP) if saved else saved),
+        "checkpoint_step": _whole(saved_step),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
-        "ranks_alive": int(sum(sums(of_ranks.RANKS_ALIVE))),
-        "world_size": _whole(largest(of_ranks.WORLD_SIZE)),
+        "ranks_alive": int(sum(value for reading in now for value in reading.values(of_ranks.RANKS_ALIVE.name))),
+        "world_size": _whole(_largest(now, of_ranks.WORLD_SIZE.name)),
         "ranks": rows(now, earlier),
+    }
+
+
+def last_numbers(history: History) -> dict[str, object]:
+    """Compute the fields of Snapshot that are the last values in a history: of a whole one, or of its last rows."""
+    return {
+        "step": _whole(history.last(of_ranks.LAST_STEP.name)),
+        "planned": _whole(history.last(of_ranks.STEPS_PLANNED.name)),
+        "epoch": _whole(history.last(of_ranks.EPOCH.name)),
+        "loss": history.last(of_ranks.LOSS.name),
+        "accuracy": history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
+        "learning_rate": history.last(of_ranks.LEARNING_RATE.name),
+        "goodput": history.goodput,
+        "restarts": _counted(history, of_ranks.RESTARTS.name),
+        "steps_lost": _counted(history, of_ranks.STEPS_LOST.name),
     }
 
 
@@ -321,8 +328,7 @@ class Watcher:
         now = max((answer.time for answer in answers if answer.time is not None), default=time.time())
         assert self._rows is not None, "the first probe reads the histories"  # noqa: S101
         for reading in readings:
-            samples = ((name, labels, value) for name, pairs in reading.samples.items() for labels, value in pairs)
-            self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
+            self._rows.setdefault(reading.node, []).append(reading.row)
         values = numbers(readings, self._before(readings))
         fresh = state(readings) or status.state  # newer than the status from the target
         answered = {reading.node for reading in readings}
@@ -337,16 +343,7 @@ class Watcher:
     def _after_the_end(self, status: RunStatus) -> Snapshot:
         self._probe_nodes(metrics=False)
         history = self._history()
-        snapshot = replace(
-            empty_snapshot(status, history.end or time.time()),
-            step=_whole(history.last(of_ranks.LAST_STEP.name)),
-            planned=_whole(history.last(of_ranks.STEPS_PLANNED.name)),
-            loss=history.last(of_ranks.LOSS.name),
-            accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
-            goodput=history.goodput,
-            restarts=_counted(history, of_ranks.RESTARTS.name),
-            steps_lost=_counted(history, of_ranks.STEPS_LOST.name),
-        )
+        snapshot = replace(empty_snapshot(status, history.end or time.time()), **last_numbers(history))  # type: ignore[arg-type]
         return replace(self._with_history(snapshot), left_s=None)
 
     def _before(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
