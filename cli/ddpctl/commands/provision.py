@@ -88,9 +88,7 @@ def provision(
     """
     if verify and (check or uninstall):
         raise UsageError("provision: --verify cannot be used with --check or --uninstall")
-    if login is not None and not USER.fullmatch(login):
-        expected = "expected letters, digits, '_', '.' and '-', not starting with '-'"
-        raise UsageError(f"provision: --login {quote(login)}: {expected}")
+    _check_login(login)
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
     context = open_context()
     folder = context.root / FOLDER
@@ -130,6 +128,13 @@ def provision(
         context.emit(f"{host}: {why}")
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(results)} hosts are not ready: {', '.join(failed)}")
+
+
+def _check_login(login: str | None) -> None:
+    if login is not None and not USER.fullmatch(login):
+        raise UsageError(
+            f"provision: --login {quote(login)}: expected letters, digits, '_', '.' and '-', not starting with '-'"
+        )
 
 
 def _keys(settings: Request, given: list[Path] | None, *, required: bool) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from ddpctl.execution.interrupts import code_of
 from ddpctl.files.project_files import MAX_BYTES
 from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
 from ddpctl.job.spec import JobSpec
-from ddpctl.operations.check_job import run_check
+from ddpctl.operations.checks import run_check
 from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.text import counted, format_duration
 from ddpwire.exits import Exit

@@ -15,7 +15,7 @@ from ddpctl.commands.arguments import Json, RunName, Task, find_run
 from ddpctl.commands.explain import why
 from ddpctl.errors import writing
 from ddpctl.job.secrets import SHORTEST, can_be_sought, exposed_values
-from ddpctl.operations import check_job
+from ddpctl.operations import checks
 from ddpctl.text import cut, format_duration, one_line
 from ddpctl.watch.timeline import (
     Span,
@@ -133,10 +133,10 @@ def report(
     path = (output or Path(f"{record.name}.html")).absolute()
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
-    checks = filter(None, (check_job.last_result(context, record.target, check) for check in ("bench", "doctor")))
+    results = filter(None, (checks.last_result(context, record.target, check) for check in ("bench", "doctor")))
     reason = why(context, record, timeline.status)
     sought = [*values.values(), *exposed_values(record.job)]
-    text = render_page(timeline, why=reason, values=sought, unsought=unsought, checks=checks)
+    text = render_page(timeline, why=reason, values=sought, unsought=unsought, checks=results)
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         os.umask(umask := os.umask(0o077))  # the only way to read it
