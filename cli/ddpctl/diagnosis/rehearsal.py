@@ -47,21 +47,9 @@ class Resume:
     after: Mapping[int, Facts]
     run: Facts
     steps: Mapping[int, int | None]  # after which each rank continues; 0: from the beginning; None: unknown
-
-    @property
-    def step(self) -> int | None:
-        """Return the step after which rank 0 continues."""
-        return self.steps.get(0)
-
-    @property
-    def alike(self) -> list[int]:
-        """Return the ranks that continue after the same step as rank 0."""
-        return [rank for rank, step in self.steps.items() if step == self.step]
-
-    @property
-    def reached(self) -> int:
-        """Return the last step before."""
-        return _reached(self.before)
+    step: int | None  # after which rank 0 continues
+    alike: Sequence[int]  # the ranks that continue after the same step as rank 0
+    reached: int  # the last step before
 
 
 class Rehearsal:
@@ -97,8 +85,14 @@ class Rehearsal:
 
 
 def _resume(title: str, before: Mapping[int, Facts], after: Mapping[int, Facts], run: Facts) -> Resume | None:
+    if not after:
+        return None
     steps = {rank: _place(before.get(rank), process) for rank, process in after.items()}
-    return Resume(title=title, before=before, after=after, run=run, steps=steps) if after else None
+    step, reached = steps.get(0), _reached(before)
+    alike = [rank for rank in steps if steps[rank] == step]
+    return Resume(
+        title=title, before=before, after=after, run=run, steps=steps, step=step, alike=alike, reached=reached
+    )
 
 
 def _ranks(run: Facts, number: int = 1) -> dict[int, Facts]:
