@@ -64,15 +64,14 @@ def up(
     docker compose runs them on the loopback address of this machine. To change settings, run the command again. The
     recorded data is kept.
     """
-    from ddpctl.monitoring import stack
-    from ddpctl.monitoring.alerts import parse_limits
+    from ddpctl.monitoring import prometheus, stack
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
         raise UsageError(f"--retention: '{retention}' is not a duration: expected h, d, w or y, such as 30d")
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     services = stack.SERVICES if grafana else stack.SERVICES[:1]
-    limits, ports = parse_limits(limit or ()), (port, grafana_port)
+    limits, ports = prometheus.parse_limits(limit or ()), (port, grafana_port)
     urls = stack.up(context, scraping, limits, ports=ports, retention=retention, only=services)
     for service in services:
         context.emit(f"{service.capitalize():<10}  {urls[service]}")
@@ -135,12 +134,11 @@ def config(
 
     The files are prometheus.yml, rules.yaml and the dashboards. You can use them without changes.
     """
-    from ddpctl.monitoring import alerts, stack
-    from ddpctl.monitoring.alerts import parse_limits
+    from ddpctl.monitoring import prometheus, stack
 
-    limits = parse_limits(limit or ())
+    limits = prometheus.parse_limits(limit or ())
     if kubernetes:
-        sys.stdout.write(f"{alerts.prometheus_rule(limits)}---\n{stack.dashboard_config_maps()}")
+        sys.stdout.write(f"{prometheus.prometheus_rule(limits)}---\n{stack.dashboard_config_maps()}")
         return
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)

@@ -10,13 +10,11 @@ import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 from ddpctl.command import NOT_FOUND, Command, Verb, once
 from ddpctl.errors import UnavailableError, UsageError, writing
-from ddpctl.monitoring.alerts import Limits, rule_groups
-from ddpctl.monitoring.prometheus import Scraping, is_reachable, prometheus_yml
+from ddpctl.monitoring.prometheus import Limits, Scraping, is_reachable, prometheus_yml, rule_groups, static_file
 from ddpctl.operations.launcher import AppContext
 from ddpwire.run_files import read_regular, write_atomic
 
@@ -29,11 +27,6 @@ READY_S = 120.0
 MARK = b"Made by ddpctl"  # every file of ``ddpctl monitor config`` contains this
 SERVICES = ("prometheus", "grafana")
 BY_HAND = "write the configuration for your own Prometheus with ddpctl monitor config"
-
-
-def static_file(name: str) -> str:
-    """Return the text of a file in this package."""
-    return (resources.files("ddpctl.monitoring") / name).read_text()
 
 
 def config_files(scraping: Scraping, limits: Limits) -> dict[str, str]:

@@ -15,7 +15,7 @@ from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.job.spec import JobSpec
-from ddpctl.monitoring.alerts import Limits, parse_limits, prometheus_rule, rule_groups
+from ddpctl.monitoring.prometheus import Limits, parse_limits, prometheus_rule, rule_groups
 from ddpctl.operations import launcher
 from ddpctl.runs.run_status import NodeReport, RunStatus
 from ddpwire.run_files import NodeState

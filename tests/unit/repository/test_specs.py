@@ -15,9 +15,8 @@ from ddpctl import targets
 from ddpctl.execution.executor import Executor
 from ddpctl.job import config
 from ddpctl.migration.formats import TABLES
-from ddpctl.monitoring import alerts, stack
-from ddpctl.monitoring.alerts import Limits
-from ddpctl.monitoring.prometheus import Scraping
+from ddpctl.monitoring import prometheus, stack
+from ddpctl.monitoring.prometheus import Limits, Scraping
 from ddpctl.operations import launcher
 from ddprank.series import LoopSeries
 from ddpwire.events import KINDS
@@ -113,7 +112,7 @@ def row(metric: Metric, scripts: set[str] | None = None) -> str:
 BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())
 SPECS = {
     **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items() if not name.endswith(".json")},
-    "k8s/monitoring/rules.yaml": partial(alerts.prometheus_rule, Limits()),
+    "k8s/monitoring/rules.yaml": partial(prometheus.prometheus_rule, Limits()),
     "k8s/monitoring/dashboards.yaml": stack.dashboard_config_maps,
     "docs/metrics.md": metrics_page,
     "docs/events.md": events_page,
