@@ -24,8 +24,7 @@ from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import Request, program
 from ddpctl.job.schema import validate
 from ddpctl.job.spec import NAME_PATTERN, JobSpec
-from ddpctl.notebook import serialization
-from ddpctl.notebook.errors import RankError
+from ddpctl.notebook import RankError, serialization
 from ddpctl.notebook.progress import Progress, cell_display
 from ddpctl.notebook.rank_main import FAILURE, RESULT
 from ddpctl.operations import launcher

@@ -8,10 +8,11 @@ import pytest
 from tests.messages import refused
 from tests.unit.ddpctl.records import run_of
 
+from ddpctl import notebook
 from ddpctl.errors import UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
-from ddpctl.notebook import errors, session
+from ddpctl.notebook import session
 from ddpctl.notebook.progress import Progress, last_attempts, summary
 from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
@@ -155,8 +156,8 @@ def launch():
 
 
 def test_an_error_shows_no_frame_of_the_notebook_package() -> None:
-    own = str(Path(errors.__file__).with_name("session.py"))
-    names: dict[str, Any] = {"as_the_caller_sees": errors.as_the_caller_sees}
+    own = str(Path(notebook.__file__).with_name("session.py"))
+    names: dict[str, Any] = {"as_the_caller_sees": notebook.as_the_caller_sees}
     exec(compile(LAUNCH, own, "exec"), names)  # noqa: S102
     with pytest.raises(ValueError, match="X") as raised:
         names["launch"]()
