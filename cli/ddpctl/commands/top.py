@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import select
 import sys
 import termios
@@ -70,19 +69,12 @@ def document(snapshot: Snapshot) -> str:
 
     Each item of ``throughput`` and ``losses`` has a time and a value.
     """
-    fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
+    fields = json.loads(json.dumps(asdict(snapshot)), parse_constant=lambda _: None)
+    moments = fields.pop("moments")
     for name in ("throughput", "losses"):
-        history = zip(snapshot.moments, getattr(snapshot, name), strict=True)
-        fields[name] = [{"time": at, "value": value} for at, value in history if _known(value) is not None]
+        history = zip(moments, fields[name], strict=True)
+        fields[name] = [{"time": at, "value": value} for at, value in history if value is not None]
     return json.dumps(fields)
-
-
-def _known(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _known(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [*map(_known, value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _live(console: "Console", watcher: Watcher, snapshot: Snapshot, run: Run, every: float) -> Snapshot:
