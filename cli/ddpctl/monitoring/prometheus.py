@@ -1,4 +1,4 @@
-"""The files with which Prometheus finds, scrapes and judges the runs, and a client of its HTTP API.
+"""The files with which Prometheus and Grafana find, scrape, judge and show the runs, and a client of Prometheus' API.
 
 docs/alerts.md explains each alert. ``rules.yaml`` has the recording rules and the alerts. It is a jinja2 template, in
 which only the limits vary. Its delimiters are << and >>, because Prometheus' own templates have {{ and }}.
@@ -11,7 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Annotated, Any
 
@@ -32,6 +32,9 @@ TIMEOUT_S = 5.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DAYS = 30 * 86400  # the largest limit, because a later alert does not help
 LOOKBACK_S = 300.0  # for how long Prometheus uses a sample as the current one
+MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
+DASHBOARDS = ("run", "fleet")
+COMPOSE_FILES = ("compose.yaml", "provisioning/datasources/prometheus.yaml", "provisioning/dashboards/ddpctl.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +163,39 @@ def prometheus_yml(scraping: Scraping) -> str:
         "scrape_configs": jobs,
     }
     return HEAD + yaml.safe_dump(config, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def config_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
+    """Return the configuration of Prometheus and the dashboards, keyed by path."""
+    return {
+        "prometheus.yml": prometheus_yml(scraping),
+        "rules.yaml": rule_groups(limits),
+        **{f"dashboards/{name}.json": static_file(f"{name}.json") for name in DASHBOARDS},
+    }
+
+
+def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
+    """Return all files except ``.env``, keyed by path. docker/monitoring has the same files without the dashboards."""
+    files = config_files(replace(scraping, targets=MOUNTED_TARGETS), limits)
+    return {**files, **{name: static_file(name) for name in COMPOSE_FILES}}
+
+
+def dashboard_config_maps() -> str:
+    """Return a ConfigMap for each dashboard, with the label that Grafana's sidecar searches for by default."""
+    return "---\n".join(
+        f"""\
+# Made by ddpctl monitor. Apply it in the namespace that Grafana's sidecar watches.
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: ddpctl-dashboard-{name}
+  labels:
+    grafana_dashboard: '1'
+data:
+  ddpctl-{name}.json: |
+{textwrap.indent(static_file(f"{name}.json"), "    ")}"""
+        for name in DASHBOARDS
+    )
 
 
 def is_reachable(url: str) -> bool:
