@@ -14,7 +14,7 @@ from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_provision import fared, play, provisioning
 
-from ddpctl.commands.provision import inventory_text
+from ddpctl.commands.machines import inventory_text
 from ddpctl.errors import ConfigError
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 

@@ -10,7 +10,7 @@ from tests.messages import assert_names
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands import formatting, runs
-from ddpctl.commands.hosts import hosts_table
+from ddpctl.commands.machines import hosts_table
 from ddpctl.errors import UsageError
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher

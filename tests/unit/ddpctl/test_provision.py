@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddpctl.command import Command, Output, Verb
-from ddpctl.commands.provision import HostResult, Playbook, inventory_text, set_up
+from ddpctl.commands.machines import HostResult, Playbook, inventory_text, set_up
 from ddpctl.errors import UnavailableError
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
