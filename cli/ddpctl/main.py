@@ -114,8 +114,8 @@ class Verbs(TyperGroup):
             interrupts.exit_silently()  # Python's own shutdown takes a moment, too
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from ddpctl.commands import setup
 
         setup.version()

@@ -57,8 +57,8 @@ def bench(
     advise = advise or parameters is not None or step is not None
     number = read_quantity("--parameters", "11.7M" if parameters is None else parameters, PARAMETERS)
     compute_s = read_quantity("--step", "200ms" if step is None else step, TIMES)
-    words = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
-    command = ("-m", "ddpcheck", "bench", *words, *(("--advise",) if advise else ()))
+    arguments = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
+    command = ("-m", "ddpcheck", "bench", *arguments, *(("--advise",) if advise else ()))
     request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file, "command": command})
     if request.job.world_size < 2:
         raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
@@ -98,8 +98,8 @@ def compared(result: Mapping[str, Any]) -> list[str]:
             if before := old.get((row["collective"], row["bytes"])):
                 ratios.setdefault(row["collective"], []).append(row["busbw"] / before)
         if medians := {name: statistics.median(values) for name, values in ratios.items()}:
-            there = "" if last["nodes"] == result["nodes"] else ", which was on other nodes"
-            line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{there}"
+            elsewhere = "" if last["nodes"] == result["nodes"] else ", which was on other nodes"
+            line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{elsewhere}"
             low = ", ".join(f"{name} {ratio:.2f}" for name, ratio in medians.items() if ratio < DROP)
             lines = [f"{line} ({ago(time.time() - last['time'])} ago; the median of the collectives)"]
             return [*lines, f"less than half of the last bench: {low}"] if low else lines

@@ -50,8 +50,8 @@ def _steps(state: RunStatus) -> str:
     if at is None:
         return "-"
     loss = "" if at.loss is None else f", loss {number(at.loss)}"
-    left = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
-    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{loss}{left}"
+    remaining = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
+    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{loss}{remaining}"
 
 
 def progress_lines(state: RunStatus) -> list[str]:
@@ -59,13 +59,13 @@ def progress_lines(state: RunStatus) -> list[str]:
     at = state.progress
     if at is None:
         return []
-    words = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
-    words += [] if at.loss is None else [f"loss {number(at.loss)}"]
-    words += [] if not state.alive or at.left_s is None else [f"{format_duration(at.left_s)} left"]
-    words += [] if at.epoch is None else [f"epoch {at.epoch}"]
-    words += [f"{at.steps_per_s:.3g} steps/s"] if state.alive and at.steps_per_s else []
-    words += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
-    return [f"  progress     {', '.join(words)}"]
+    parts = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
+    parts += [] if at.loss is None else [f"loss {number(at.loss)}"]
+    parts += [] if not state.alive or at.left_s is None else [f"{format_duration(at.left_s)} left"]
+    parts += [] if at.epoch is None else [f"epoch {at.epoch}"]
+    parts += [f"{at.steps_per_s:.3g} steps/s"] if state.alive and at.steps_per_s else []
+    parts += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
+    return [f"  progress     {', '.join(parts)}"]
 
 
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> list[str]:

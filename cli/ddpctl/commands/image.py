@@ -311,8 +311,8 @@ def send(survey: Survey, blob: Blob, say: str = "") -> Verb[int]:
     """Send what a host lacks of a blob, and verify it there. Return the number of bytes. Raises UnavailableError."""
     if blob.name in survey.files:
         return 0
-    there = survey.files.get(f"{blob.name}.part", 0)
-    start = there if there <= blob.size else 0
+    received = survey.files.get(f"{blob.name}.part", 0)
+    start = received if received <= blob.size else 0
     part = FilePart(path=blob.path, start=start, length=blob.size - start)
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start), str(blob.size), blob.digest)
     moved = Transfer(num_bytes=part.length, num_files=1, reads=part)

@@ -319,8 +319,8 @@ def set_up(
         if played.returncode == _INTERRUPTED:
             raise KeyboardInterrupt
         if result.returncode:
-            what = f"ansible-playbook exited with {played.returncode} before it reached a machine"
-            raise UnavailableError(f"{what}: see its output above")
+            ending = f"ansible-playbook exited with {played.returncode} before it reached a machine"
+            raise UnavailableError(f"{ending}: see its output above")
         return json.loads(result.stdout)  # type: ignore[no-any-return]
 
     if playbook == "verify":

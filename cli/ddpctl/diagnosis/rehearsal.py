@@ -282,11 +282,13 @@ def _order(facts: Rehearsal) -> Judgement:
 def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
     if not (run := facts.run(scenario)):
         return None
-    ranks, step, asked = _ranks(run), run["act"]["step"], run["signalled"]
-    if not asked:
+    ranks, step, signalled_at = _ranks(run), run["act"]["step"], run["signalled"]
+    if not signalled_at:
         return "unknown", f"the script ended before step {step}: {_end(run)}"
-    times = [save["time"] - asked for save in _all(ranks, "save") if save["time"] > asked and not save["error"]]
-    files = [file["file"] for file in _all(ranks, "file") if file["time"] > asked]
+    times = [
+        save["time"] - signalled_at for save in _all(ranks, "save") if save["time"] > signalled_at and not save["error"]
+    ]
+    files = [file["file"] for file in _all(ranks, "file") if file["time"] > signalled_at]
     files = [file for file in files if "/tmp/" not in file.partition("/node-")[2]]  # noqa: S108 (a node's TMPDIR)
     wrote = times or [file for file in files if "/checkpoints/" in file]
     reached, resume = _reached(ranks), facts.resumes.get(scenario)
@@ -495,9 +497,9 @@ def _left(facts: Rehearsal) -> Judgement:
     for run in map(facts.run, ("plain", "term", "usr1", "int")):  # the first in which all ranks came to their end
         ends = [end for process in run.get("processes", ()) for end in process["end"]]
         if run and len(ends) >= run["nodes"] * run["ranks"]:
-            left = [*sorted({" ".join(line.split())[:100] for end in ends for line in end["left"]}), *run["left"]]
-            text = ", ".join(left[:3]) + f", and {len(left) - 3} more" * (len(left) > 3)
-            return ("fault", text) if left else ("ok", "no process, shared memory or temporary file")
+            remains = [*sorted({" ".join(line.split())[:100] for end in ends for line in end["left"]}), *run["left"]]
+            text = ", ".join(remains[:3]) + f", and {len(remains) - 3} more" * (len(remains) > 3)
+            return ("fault", text) if remains else ("ok", "no process, shared memory or temporary file")
     return "unknown", "the ranks did not come to their end" if facts.ended else f"the run was cut: {LONGER}"
 
 

@@ -71,7 +71,7 @@ def static_file(name: str) -> str:
 def parse_limits(settings: Iterable[str]) -> Limits:
     """Parse limits such as ``checkpoint_age=7200``. Raises UsageError."""
     given = {name: text for name, _, text in (setting.partition("=") for setting in settings)}
-    values, problems = validate(Limits, given, what="the alerts")
+    values, problems = validate(Limits, given, noun="the alerts")
     for problem in problems:
         raise UsageError(f"--limit{' ' * bool(problem.field)}{problem.field}: {problem.text}")
     return Limits(**values)

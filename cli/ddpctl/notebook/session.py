@@ -183,10 +183,10 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
             )
     if earlier:
         launcher.check_alone(context, earlier)
-        left = (
+        note = (
             "" if run_store.has_checkpoint(earlier) else ", which left no checkpoint: the run starts from the beginning"
         )
-        context.emit(f"continuing from run '{earlier.name}'{left}")
+        context.emit(f"continuing from run '{earlier.name}'{note}")
     return earlier
 
 

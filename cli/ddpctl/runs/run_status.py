@@ -168,10 +168,10 @@ def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
 
 def _not_ended(nodes: Iterable[NodeState]) -> str:
     """Return the end of a sentence. It names the ranks that were asked to end but have not ended."""
-    left = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
-    halted = [rank for rank, state in left.items() if state == "stopped"]
-    which = f"{_ranks(halted)}: " if len(halted) < len(left) else ""
-    text = f"; {_ranks(left)} {'have' if len(left) > 1 else 'has'} not ended" if left else ""
+    states = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
+    halted = [rank for rank, state in states.items() if state == "stopped"]
+    which = f"{_ranks(halted)}: " if len(halted) < len(states) else ""
+    text = f"; {_ranks(states)} {'have' if len(states) > 1 else 'has'} not ended" if states else ""
     return text + (f" ({which}stopped by SIGSTOP)" if halted else "")
 
 
