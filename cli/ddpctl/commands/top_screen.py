@@ -1,6 +1,6 @@
 """Draws a snapshot for ``ddpctl top``, as a screen with rich or as one line.
 
-This module is separate from ``commands/top``, because ``ddpctl top --help`` must not import rich.
+This module is separate from ``commands/watch``, because ``ddpctl top --help`` must not import rich.
 """
 
 from collections.abc import Callable, Mapping, Sequence

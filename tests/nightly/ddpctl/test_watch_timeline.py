@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.unit.ddpctl.test_watch_timeline import NOBODY, START, both, drawn, event, timeline
 
-from ddpctl.commands.timeline import lines
+from ddpctl.commands.watch import lines
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
