@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpctl.report import environment
 from ddpctl.report.charts import short, ticks
+from ddpctl.report.html import environment
 from ddpwire import metrics
 from ddpwire.history import HISTORY, TIME, Row, read_history
 

@@ -7,12 +7,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpctl.job import secrets
 from ddpctl.job.launch_plan import command_line, title
 from ddpctl.job.spec import JobSpec
-from ddpctl.report import environment
 from ddpctl.report.charts import WIDTH, Mark, gantt_chart, history_charts, short
 from ddpctl.runs.run_store import Run
 from ddpctl.text import format_duration, number, one_line, plain
@@ -25,6 +27,14 @@ LAST_LINES = 40
 ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they have the default value
 MOST_EVENTS = 300
 Clean = Callable[[str], str]  # makes a text one line without secrets
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates in this package, which escape each value."""
+    return Environment(
+        loader=PackageLoader("ddpctl.report", ""), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    )
 
 
 def render_page(

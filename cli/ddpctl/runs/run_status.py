@@ -6,15 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ddpwire import metrics
 from ddpwire.exits import Exit
+from ddpwire.history import TIME, Row, read_history
 from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
-
-if TYPE_CHECKING:
-    from ddpwire.history import Row
 
 State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
@@ -56,8 +54,6 @@ class Progress:
 
 def read_progress(text: str) -> Progress | None:
     """Parse the header and the last rows of a history.csv. Return None if they contain no step."""
-    from ddpwire.history import TIME, read_history  # not needed by every verb
-
     every = list(read_history(text))
     rows = [row for row in every if metrics.LAST_STEP.name in row]
     if not rows:
@@ -67,7 +63,7 @@ def read_progress(text: str) -> Progress | None:
     since = rows[restart:]  # the pace and the loss before a restart say nothing about the present
     first, last = since[0], since[-1]
 
-    def value(metric: metrics.Metric, rows: "Sequence[Row]" = rows) -> float | None:  # ranks report some values later
+    def value(metric: metrics.Metric, rows: Sequence[Row] = rows) -> float | None:  # ranks report some values later
         number = next((row[metric.name] for row in reversed(rows) if metric.name in row), None)
         return number if number is not None and math.isfinite(number) else None
 
