@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import typer
-import yaml
 
 from ddpctl import targets
 from ddpctl.command import Command, Verb
@@ -243,6 +242,8 @@ def inventory_text(
     ``login`` sets the machines up (None: the user who trains). ``keys`` are public keys of the users who may train.
     ``image`` is the image that the machines need. ``places`` maps a group to the address of its only host.
     """
+    import yaml
+
     hosts = {host.address: _variables(host, login) for host in options.hosts}
     if len(hosts) < len(options.hosts):
         raise ConfigError("provision: two hosts have the same address: list each machine once")

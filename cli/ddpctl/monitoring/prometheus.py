@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Annotated, Any
 
-import yaml
-
 from ddpctl.errors import UnavailableError, UsageError
 from ddpctl.job.schema import validate
 from ddpctl.job.values import Options, between
@@ -144,6 +142,8 @@ def prometheus_yml(scraping: Scraping) -> str:
 
     Another exporter is scraped once on each machine, even if the machine has several nodes.
     """
+    import yaml
+
     interval = promql_duration(scraping.interval_s)
     jobs: list[dict[str, Any]] = []
     for name, port in ((JOB, None), *scraping.exporters):

@@ -77,7 +77,7 @@ def render_page(
         phases=phases,
         events_of_plots=[f"{format_duration(mark.at)}: {mark.text}" for mark in marks],
         charts=charts,
-        has_loss=any(of_ranks.LOSS.name in row for rows in history.nodes.values() for row in rows),
+        has_loss=bool(history.points(of_ranks.LOSS.name)),
         silent=secrets.redact_text("; ".join(timeline.silent), values),
         environments=timeline.environments and environments_table(timeline.environments, values),
         configuration=configuration_table(run, values),

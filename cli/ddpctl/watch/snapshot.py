@@ -293,22 +293,17 @@ class Watcher:
         Raises DdpctlError if there is no previous snapshot.
         """
         try:
-            self._last = self._probe()
+            status = self._ask(again=False)
+            answers = () if status.ended else self._probe_nodes(metrics=True)
+            readings = tuple(reading for answer in answers if (reading := read_metrics(answer)))
+            if not readings and not status.ended:
+                status = self._ask(again=True)
+            self._last = self._after_the_end(status) if status.ended else self._snapshot(status, answers, readings)
         except UnavailableError as error:  # the network may fail for a short time
             if self._last is None:
                 raise
             return replace(self._last, silent=(f"the values are not up to date ({error})",))
         return self._last
-
-    def _probe(self) -> Snapshot:
-        status = self._ask(again=False)
-        if status.ended:
-            return self._after_the_end(status)
-        answers = self._probe_nodes(metrics=True)
-        readings = tuple(reading for answer in answers if (reading := read_metrics(answer)))
-        if not readings and (status := self._ask(again=True)).ended:
-            return self._after_the_end(status)
-        return self._snapshot(status, answers, readings)
 
     def _ask(self, *, again: bool) -> RunStatus:
         now = time.monotonic()
@@ -342,7 +337,7 @@ class Watcher:
 
     def _after_the_end(self, status: RunStatus) -> Snapshot:
         self._probe_nodes(metrics=False)
-        history = self._history()
+        history = History(nodes=self._rows or {})
         snapshot = replace(empty_snapshot(status, history.end or time.time()), **last_numbers(history))  # type: ignore[arg-type]
         return replace(self._with_history(snapshot), left_s=None)
 
@@ -356,11 +351,8 @@ class Watcher:
             self._window.popleft()
         return self._window[0][1] if len(self._window) > 1 else ()
 
-    def _history(self) -> History:
-        return History(nodes={node: tuple(rows) for node, rows in (self._rows or {}).items()})
-
     def _with_history(self, snapshot: Snapshot) -> Snapshot:
-        history = self._history()
+        history = History(nodes=self._rows or {})
         moments = history.moments(NUM_POINTS)
         return replace(
             snapshot,
@@ -373,8 +365,8 @@ class Watcher:
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
     """Estimate the remaining seconds from the average time of a step so far. Time in a queue is not counted."""
-    first = history.first_time(of_ranks.LAST_STEP.name)
-    if first is None or snapshot.step is None or snapshot.planned is None:
+    steps = history.points(of_ranks.LAST_STEP.name)
+    if not steps or snapshot.step is None or snapshot.planned is None:
         return None
 
     def most(rows: Sequence[Row], name: str) -> float:
@@ -382,7 +374,8 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
 
     name, alive = f"{of_ranks.UNPRODUCTIVE.name}:requeue", of_ranks.RANKS_ALIVE.name
     waits_s = (most(rows, name) / ranks for rows in history.nodes.values() if (ranks := most(rows, alive)))
-    passed_s, taken = snapshot.time - first[0] - max(waits_s, default=0.0), snapshot.step - first[1]
+    begin, first = steps[0]
+    passed_s, taken = snapshot.time - begin - max(waits_s, default=0.0), snapshot.step - first
     return max(0, snapshot.planned - snapshot.step) * passed_s / taken if passed_s > 0 and taken > 0 else None
 
 

@@ -250,7 +250,7 @@ def _is_end(event: Event, phase: str) -> bool:
 
 def _last_step(history: History, before: float) -> float:
     """Return the time of the last step in the history up to the time ``before``, or ``before`` if there is none."""
-    known = [(time, step) for time, step in _steps(history) if time <= before]
+    known = [(time, step) for time, step in history.points(of_ranks.LAST_STEP.name) if time <= before]
     return max(known, key=lambda row: row[1], default=(before, 0.0))[0]  # the first row with the highest step
 
 
@@ -259,15 +259,11 @@ def _caught_up(history: History, event: Event) -> float:
 
     ``event`` is the first step of the ranks after the restart.
     """
-    before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
+    steps = history.points(of_ranks.LAST_STEP.name)
+    before = max((step for time, step in steps if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
-    return next((time for time, step in _steps(history) if time >= event.time and step >= before), event.time)
-
-
-def _steps(history: History) -> list[tuple[float, float]]:
-    name = of_ranks.LAST_STEP.name
-    return sorted((row[TIME], row[name]) for rows in history.nodes.values() for row in rows if name in row)
+    return next((time for time, step in steps if time >= event.time and step >= before), event.time)
 
 
 def _within(events: Sequence[Event]) -> list[Span]:

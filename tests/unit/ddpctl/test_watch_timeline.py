@@ -154,7 +154,7 @@ def test_of_gauges_the_largest_counts() -> None:
     assert COURSE.gauge("loss", (0.0, 10.0, 20.0)) == (None, 2.0, 2.0)
     assert (COURSE.last("loss"), COURSE.last("none")) == (2.0, None)
     assert COURSE.total("n") == 200.0
-    assert (COURSE.first_time("n"), COURSE.first_time("none")) == ((0.0, 0.0), None)
+    assert (COURSE.points("n")[0], COURSE.points("none")) == ((0.0, 0.0), [])
 
 
 DONE = RunStatus(run="night", state="succeeded", message="every rank exited with 0", code=0)
