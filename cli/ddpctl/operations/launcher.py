@@ -216,24 +216,16 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         except KeyboardInterrupt as error:
             state = RunStatus(run=run.name, state="running", message=target.exit_message(run))
             return state, interrupts.code_of(error)
-        return _ended(context, run, stopper)
-
-    def moved(changed: Run) -> None:
-        nonlocal run
-        run = stopper.run = changed
-
-    def is_stopping() -> bool:
-        return stopper.times > 0
-
-    with replacing_lost_nodes(context.executor, target, run, emit=context.emit, moved=moved, stopping=is_stopping):
+        return _ended(context, stopper)
+    with replacing_lost_nodes(context.executor, target, stopper, emit=context.emit):
         printed = False
         while True:
             try:
                 with suppress(CannotWriteError):  # if stdout cannot be written to, the run continues
                     if not printed:  # an interrupt after the end of the log does not print it again
-                        context.executor.perform(target.logs(run, query), on_interrupt=stopper)
+                        context.executor.perform(target.logs(stopper.run, query), on_interrupt=stopper)
                     printed = True
-                state, code = _ended(context, run, stopper)
+                state, code = _ended(context, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
                     state = replace(state, message="")  # the log ends with it
                 return state, code
@@ -244,8 +236,9 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
                 stopper(error)
 
 
-def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
+def _ended(context: AppContext, stopper: "Stopper") -> tuple[RunStatus, int]:
     """Wait until the run has ended. Return its last status, and ddpctl's exit code."""
+    run = stopper.run
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
         state = status(context, (run,))[0]
