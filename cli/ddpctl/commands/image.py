@@ -23,8 +23,7 @@ from ddpctl.command import Command, FilePart, Host, Transfer, Verb, once
 from ddpctl.commands import launch
 from ddpctl.commands.arguments import DryRun, Json, SshTarget, print_result
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError, writing
-from ddpctl.files import images
-from ddpctl.files.images import Engine, Image, difference, human_size, inspect_line, read_inspect
+from ddpctl.files.images import VERSIONS, Engine, Image, difference, human_size, inspect_line, read_inspect, show
 from ddpctl.job.launch_plan import Request
 from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.operations.removal import together
@@ -120,10 +119,10 @@ def inspect(image: Reference = None, engine: EngineName = "docker", as_json: Jso
     perform, reference = open_context().executor.perform, _settings(image).job.image
     facts = perform(inspect_image(engine, reference))
     options = ("--rm", "--network", "none", "--entrypoint", "python")
-    answer = perform(once(Command(argv=(engine, "run", *options, reference, "-c", images.VERSIONS), timeout_s=60)))
+    answer = perform(once(Command(argv=(engine, "run", *options, reference, "-c", VERSIONS), timeout_s=60)))
     versions = answer.stdout if answer.returncode == Exit.OK else ""
     pairs = dict(line.partition(" ")[::2] for line in versions.splitlines())
-    print_result({**asdict(facts), "versions": pairs}, images.show(facts, versions), as_json=as_json)
+    print_result({**asdict(facts), "versions": pairs}, show(facts, versions), as_json=as_json)
 
 
 def parse_host(text: str) -> Host:
