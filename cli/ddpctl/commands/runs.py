@@ -1,6 +1,5 @@
 """Most subcommands for existing runs, such as ``ps``, ``status``, ``logs`` and ``stop``."""
 
-import json
 import re
 import shlex
 import sys
@@ -25,6 +24,7 @@ from ddpctl.commands.arguments import (
     find_run,
     has_name,
     parse_time,
+    print_result,
     whole_name,
 )
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
@@ -59,7 +59,7 @@ def ps(
     shown = runs[:limit] if limit else runs
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
-        print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
+        print_result([formatting.as_json(run, state) for run, state in rows], (), as_json=True)
         return
     if torn := run_store.unreadable(root, runs):
         context.emit(f"skipped runs whose record cannot be read: {', '.join(quote(folder.name) for folder in torn)}")
@@ -77,11 +77,9 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     tasks = launcher.target_of(record).tasks(record) if state.tasks else ()
-    if as_json:
-        print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
-        return
-    for line in (*formatting.status_lines(record, state, tasks), *explain.hang_lines(context, record, state)):
-        print(line)
+    hang_lines = () if as_json else explain.hang_lines(context, record, state)
+    lines = (*formatting.status_lines(record, state, tasks), *hang_lines)
+    print_result(formatting.as_json(record, state, tasks), lines, as_json=as_json)
 
 
 def logs(
