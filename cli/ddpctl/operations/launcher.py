@@ -14,14 +14,7 @@ from pathlib import Path
 
 from ddpctl import targets
 from ddpctl.command import Command, Verb
-from ddpctl.errors import (
-    CannotWriteError,
-    ConfigError,
-    DdpctlError,
-    NoInputError,
-    UnavailableError,
-    UsageError,
-)
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.execution import interrupts
 from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
