@@ -267,14 +267,13 @@ def rm(
     if bool(names) == bool(older_than):
         raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
     context = launcher.open_context()
-    every = run_store.load_all(context.root)
     if older_than:
         all_ages = re.fullmatch(r"0[smhd]", older_than)
         before = time.time() - (0 if all_ages else parse_time("--older-than", older_than, example="30d"))
-        requested = tuple(run for run in every if run.created < before)
+        requested = tuple(run for run in run_store.load_all(context.root) if run.created < before)
     else:
         requested = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
-    removals, refused = removal.choose_removals(context, requested, every)
+    removals, refused = removal.choose_removals(context, requested)
     if refused and not older_than:  # if runs are given by name, either all of them are removed or none
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:

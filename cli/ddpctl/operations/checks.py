@@ -20,7 +20,6 @@ from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher, removal
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.text import one_line, table
@@ -68,7 +67,7 @@ def run_check(
     state = launcher.status(context, (run,))[0]  # has the message, which follow() omits because it is in the log
     if result or state.state == "stopped":
         try:
-            removals, refused = removal.choose_removals(context, (run,), run_store.load_all(context.root))
+            removals, refused = removal.choose_removals(context, (run,))
             for error in (*refused, *removal.remove_runs(context, removals)):
                 if isinstance(error, DdpctlError):
                     raise error

@@ -35,13 +35,9 @@ class Removal:
     folders: tuple[DiskUsage, ...]  # its folders on all machines; the last one is its local folder
 
 
-def choose_removals(
-    context: AppContext, requested: tuple[Run, ...], every: tuple[Run, ...]
-) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
-    """Return the runs that may be removed, and errors for the others. ``every``: the result of ``load_all``.
-
-    Raises UsageError if a record is unreadable.
-    """
+def choose_removals(context: AppContext, requested: tuple[Run, ...]) -> tuple[list[Removal], list[DdpctlError]]:
+    """Return the runs that may be removed, and errors for the others. Raises UsageError if a record is unreadable."""
+    every = run_store.load_all(context.root)
     if requested and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
             f"nothing was removed: {torn[0] / RECORD} cannot be read, and its run may use checkpoints of other "
@@ -82,7 +78,7 @@ def choose_removals(
                 )
             )
         going -= {removal.run.name for removal in kept}
-    return tuple(removals), tuple(refused)
+    return removals, refused
 
 
 def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[_Usage, ...]:
