@@ -92,23 +92,15 @@ class _Clock:
 
 
 def phase_spans(
-    events: Sequence[Event],
-    *,
-    created: float,
-    placed: Placed,
-    queued: bool,
-    state: State,
-    now: float,
-    nodes: int,
-    history: History,
+    events: Sequence[Event], run: Run, state: State, *, placed: Placed, now: float, history: History
 ) -> tuple[Span, ...]:
     """Return the spans of the run in order.
 
-    ``placed`` has the times at which each node got a machine, if they are known. ``queued``: whether the target has a
-    queue. If the run is active, the spans end at ``now``. Otherwise they end at the last event or metric.
+    ``placed`` has the times at which each node got a machine, if they are known. If the run is active, the spans end at
+    ``now``. Otherwise they end at the last event or metric.
     """
     spans: list[Span] = []
-    since, starts = created, split_starts(events, placed)
+    since, starts, queued = run.created, split_starts(events, placed), "queue" in targets.capabilities(run.kind)
     times = sorted({time for node in placed.values() for time in node})
     for start, following in pairwise((*starts, ())):
         first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
@@ -117,7 +109,7 @@ def phase_spans(
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         if places:
             clock.turn("start", places[-1])
-        _follow(clock, start, nodes=nodes, history=history, again=bool(spans))
+        _follow(clock, start, nodes=run.job.max_nodes, history=history, again=bool(spans))
         since = max(clock.since, _last_sign(start, history, following[0].time if following else now))
         if not following and state in GOING and (state == "stopping" or not _is_over(start, placed)):
             since = now
@@ -343,24 +335,16 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     placed = {answer.node: answer.placed for answer in answers}
     now = time.time()
     last_lines_of, last_lines = _last_output(context, run, status)
+    spans: tuple[Span, ...] = ()
+    if events or not (status.ended or status.state == "unknown"):  # else they are lost, or have another format
+        spans = phase_spans(events, run, status.state, placed=placed, now=now, history=history)
     return Timeline(
         run=run,
         status=status,
         now=now,
         events=events,
         history=history,
-        spans=()
-        if (status.ended or status.state == "unknown") and not events  # the events are lost, or have another format
-        else phase_spans(
-            events,
-            created=run.created,
-            placed=placed,
-            queued="queue" in targets.capabilities(run.kind),
-            state=status.state,
-            now=now,
-            nodes=run.job.max_nodes,
-            history=history,
-        ),
+        spans=spans,
         environments=read_environments(answers),
         last_lines=last_lines,
         last_lines_of=last_lines_of,

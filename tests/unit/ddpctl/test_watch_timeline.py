@@ -53,16 +53,8 @@ def drawn(
     queued: bool = True,
     state: State = "training",
 ) -> list[tuple[str, float, float]]:
-    spans = phase_spans(
-        events,
-        created=100,
-        placed=dict.fromkeys((0, 1), placed),
-        queued=queued,
-        state=state,
-        now=200,
-        nodes=2,
-        history=history,
-    )
+    run = run_of(created=100, kind="slurm" if queued else "local", job=JobSpec(nodes="2"))
+    spans = phase_spans(events, run, state, placed=dict.fromkeys((0, 1), placed), now=200, history=history)
     assert [span.end for span in spans[:-1]] == [span.begin for span in spans[1:]], "no gap, nothing twice"
     return [(span.phase, span.begin, span.end) for span in spans]
 
