@@ -78,24 +78,16 @@ def launch(
 class RankError(DdpctlError):
     """A run failed. ``__cause__`` is the exception of the failed rank if that exception can be pickled."""
 
-    code: int = Exit.SCRIPT
+    code: int = Exit.SCRIPT  # the exit code of the run
+    rank: int | None = None  # the rank that failed first, or None if no rank failed, for example if a node was killed
+    cell: str | None = None  # such as "Cell In[3]", or the name of a file
+    line: int | None = None  # the line number in ``cell``
+    traceback: str = ""  # the traceback of the rank, or the last lines of its log, or empty
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int | None = None,
-        cell: str | None = None,
-        line: int | None = None,
-        code: int = Exit.SCRIPT,
-        traceback: str = "",
-    ) -> None:
+    def __init__(self, message: str, **attributes: Any) -> None:
         super().__init__(message)  # one line, without the traceback
-        self.rank = rank  # the rank that failed first, or None if no rank failed, for example if a node was killed
-        self.cell = cell  # such as "Cell In[3]", or the name of a file
-        self.line = line  # the line number in ``cell``
-        self.code = code  # the exit code of the run
-        self.traceback = traceback.rstrip("\n")  # the traceback of the rank, or the last lines of its log, or empty
+        vars(self).update(attributes)
+        self.traceback = self.traceback.rstrip("\n")
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.traceback}" if self.traceback else self.message
