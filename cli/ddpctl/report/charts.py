@@ -141,7 +141,8 @@ def gantt_chart(
             if span.phase == phase and span.begin >= begin:
                 x = across(span.begin - begin)
                 width = max(1.0, across(span.end - begin) - x)
-                title = f"{phase}: {format_duration(span.seconds)}, from {format_duration(span.begin - begin)} on"
+                lasting, since = format_duration(span.end - span.begin), format_duration(span.begin - begin)
+                title = f"{phase}: {lasting}, from {since} on"
                 bars.append((phase.replace(" ", "-"), round(x, 1), y + 4, round(width, 1), title))
     times = [(round(across(at), 1), clock(at)) for at in time_ticks(seconds)]
     return Chart(title="", times=times, height=TOP + BOTTOM + ROW * len(shares), labels=labels, bars=bars)

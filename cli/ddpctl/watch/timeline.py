@@ -71,11 +71,6 @@ class Span:
     begin: float
     end: float
 
-    @property
-    def seconds(self) -> float:
-        """The duration in seconds."""
-        return self.end - self.begin
-
 
 @dataclass(kw_only=True)
 class _Clock:
@@ -216,7 +211,7 @@ def phase_totals(spans: Iterable[Span]) -> Mapping[str, float]:
     """Return the total seconds of each phase that occurred, in the order of PHASES."""
     seconds: dict[str, float] = {}
     for span in spans:
-        seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
+        seconds[span.phase] = seconds.get(span.phase, 0.0) + (span.end - span.begin)
     return {phase: seconds[phase] for phase in PHASES if phase in seconds}
 
 
