@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.commands.arguments import has_name, run_arguments, whole_name
 from ddpctl.files.images import human_size
 from ddpctl.job.launch_plan import command_line, title
-from ddpctl.runs.run_status import NodeReport, RunStatus
+from ddpctl.runs.run_status import NodeReport, RunStatus, have_steps
 from ddpctl.runs.run_store import DiskUsage, Run, folders_above, has_checkpoint
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
@@ -119,7 +119,7 @@ def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, st
     ranks = " ".join(str(rank.rank) if are_old else f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     if not report.alive:
         return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
-    doing = "running" if node.state == "training" and not state.has_steps else one_line(node.state)
+    doing = "running" if node.state == "training" and not have_steps(state.nodes) else one_line(node.state)
     return doing, str(node.pid), ranks or "-", one_line(node.metrics or "-")
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -83,8 +83,8 @@ def up(
     context = open_context()
     scraping = _scraping(context, targets, interval, exporter)
     services = SERVICES if grafana else SERVICES[:1]
-    limits, ports = prometheus.parse_limits(limit or ()), (port, grafana_port)
-    urls = _start(context, scraping, limits, ports=ports, retention=retention, only=services)
+    settings = {"PROMETHEUS_PORT": port, "GRAFANA_PORT": grafana_port, "RETENTION": retention}
+    urls = _start(context, scraping, prometheus.parse_limits(limit or ()), settings, services)
     for service in services:
         context.emit(f"{service.capitalize():<10}  {urls[service]}")
     context.emit("ddpctl monitor status shows what they scrape; ddpctl monitor down stops them")
@@ -210,19 +210,13 @@ def _is_ours(path: Path) -> bool:
 
 
 def _start(
-    context: AppContext,
-    scraping: Scraping,
-    limits: Limits,
-    *,
-    ports: tuple[int, int],
-    retention: str,
-    only: tuple[str, ...],
+    context: AppContext, scraping: Scraping, limits: Limits, settings: Mapping[str, object], services: Sequence[str]
 ) -> dict[str, str]:
     """Start the containers, or create them again if they are running, and wait until the servers answer.
 
-    ``ports``: the ports of Prometheus and Grafana. Return the URL of each service.
+    ``settings`` are variables for compose.yaml: the ports and the retention. Return the URL of each service.
     """
-    folder, urls = context.root / FOLDER, _urls(*ports)
+    folder, urls = context.root / FOLDER, _urls(settings["PROMETHEUS_PORT"], settings["GRAFANA_PORT"])
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(once(_line(compose, folder, "ps", "-q")))
     if not running.stdout.strip():
@@ -234,20 +228,18 @@ def _start(
         with writing(path, "make"):
             path.mkdir(parents=True, exist_ok=True)
     env = {
+        **settings,
         "TARGETS": scraping.targets,
         "OWNER": f"{os.getuid()}:{os.getgid()}",  # the containers run as this user, who owns the data folders
-        "PROMETHEUS_PORT": ports[0],
-        "GRAFANA_PORT": ports[1],
-        "RETENTION": retention,
         "DASHBOARDS": folder / "dashboards",
         **data,
     }
     env_file = "".join(f"{name}={value}\n" for name, value in env.items())
     _write_files(folder, {**prometheus.compose_files(scraping, limits), ".env": env_file}, force=True)
     todo = f" ({BY_HAND}, or set PROMETHEUS_IMAGE and GRAFANA_IMAGE to your own images)"
-    _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *only), todo)
+    _run(context, _line(compose, folder, "up", "-d", "--force-recreate", *services), todo)
     deadline = time.monotonic() + READY_S
-    for service in only:
+    for service in services:
         while not is_reachable(urls[service]):
             if time.monotonic() > deadline:
                 late = f"{service} does not answer at {urls[service]} after {READY_S:g} s"

@@ -148,17 +148,13 @@ class RunStatus:
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
-    def has_steps(self) -> bool:
-        """Whether the ranks have reported a step since they started."""
-        return _have_steps(self.nodes)
-
-    @property
     def alive(self) -> bool:
         """Whether any of the run's nodes is alive."""
         return any(report.alive for report in self.nodes)
 
 
-def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
+def have_steps(nodes: tuple[NodeReport, ...]) -> bool:
+    """Return whether the ranks have reported a step since they started."""
     return any(report.progress and report.progress.is_current for report in nodes)
 
 
@@ -257,7 +253,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             message += f", attempt {attempt}"
         message += "".join(f"; {node.resumed_apart}" for node in reported if node.resumed_apart)
         message += _not_ended(reported) if state == "stopping" else ""
-        if state == "training" and not _have_steps(nodes):
+        if state == "training" and not have_steps(nodes):
             again = " in this attempt" if attempt > 1 else ""
             message += f"; no step reported yet{again} (a script reports its steps with ddp.progress)"
             state = "running"
