@@ -30,8 +30,8 @@ State = Literal[
 ]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
-# The state of an active run is the first of these states that any of its living nodes has.
-_ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
+# The state of an active run is the first of these states that any of its living nodes has, also in ddpctl top.
+ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +238,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         # Node 0 may continue without a node that has lost it.
         continues = any(report.number == 0 for report in alive) and outcome and outcome.cause == "node_lost"
         state = (
-            "stopping"
-            if outcome and not continues
-            else next((state for state in _ORDER if state in states), "stopping")
+            "stopping" if outcome and not continues else next((state for state in ORDER if state in states), "stopping")
         )
         number = sum(not report.is_spare for report in nodes)
         message = f"{len(alive)} of {number} node{'s' * (number != 1)} alive{_describe_spares(nodes)}"

@@ -14,7 +14,7 @@ from ddpctl.errors import UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs.run_status import RunStatus, State
+from ddpctl.runs.run_status import ORDER, RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.watch.history import History
 from ddpwire import metrics as of_ranks
@@ -22,15 +22,6 @@ from ddpwire.history import HISTORY, TIME, Row, fold, read_history
 from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
 SILENT_S, SILENT_STEPS = 30.0, 10
-
-# The state of the run for each state of a node. The first state in this list that any node reports is used.
-_STATES: tuple[tuple[str, State], ...] = (
-    ("stopping", "stopping"),
-    ("restarting", "rendezvous"),
-    ("rendezvous", "rendezvous"),
-    ("starting", "starting"),
-    ("training", "training"),
-)
 WINDOW_S = 10.0  # the speed of the ranks is measured over this time
 ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # time between two status requests, if the nodes answer and if they do not
 NUM_POINTS = 60
@@ -161,9 +152,10 @@ def last_numbers(history: History) -> dict[str, object]:
 
 
 def state(now: Sequence[Reading]) -> State | None:
-    """Return the state of the run, or None if no node reports a state in ``_STATES``."""
-    own = {word for reading in now for word, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
-    return next((state for word, state in _STATES if word in own), None)
+    """Return the state of the run, or None if no node reports a state in ``ORDER``."""
+    own = {state for reading in now for state, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
+    states = {"rendezvous" if state == "restarting" else state for state in own}
+    return next((state for state in ORDER if state in states), None)
 
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
