@@ -27,11 +27,7 @@ from ddpwire.run_files import open_regular
 ChosenTarget = tuple[str, Any]  # a target's kind and options
 Place = tuple[int, int]  # line and column, both counted from 1
 HERE = "local"  # this machine; the name never selects another target of the kind local
-FLAGS = {
-    "command": "-- SCRIPT",
-    "mounts": "--mount",
-    "workload": "--kind",
-}  # flags that are not named after their field
+FLAGS = {"command": "-- SCRIPT", "mounts": "--mount", "workload": "--kind"}  # not named after their field
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
@@ -185,9 +181,8 @@ class _File:
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its value
     keys: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its key
-    errors: set[tuple[int, int, str]] = field(
-        default_factory=set
-    )  # (line, column, text); a set, because an alias repeats an error
+    # (line, column, text); a set, because an alias repeats an error
+    errors: set[tuple[int, int, str]] = field(default_factory=set)
 
     def lines(self) -> list[str]:
         return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
