@@ -125,10 +125,10 @@ class Output:
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 
-    def check(self, what: str, wrong: type[DdpctlError] = UnavailableError) -> None:
-        """Raise ``wrong`` if the command failed. The message is ``what`` and ``last_line``."""
+    def check(self, action: str, wrong: type[DdpctlError] = UnavailableError) -> None:
+        """Raise ``wrong`` if the command failed. The message is ``action`` and ``last_line``."""
         if self.returncode:
-            raise wrong(f"{what}: {self.last_line()}")
+            raise wrong(f"{action}: {self.last_line()}")
 
 
 _END = "END_OF_INPUT"

@@ -64,9 +64,9 @@ class CannotWriteError(DdpctlError):
 
 
 @contextmanager
-def writing(path: object, what: str = "write") -> Iterator[None]:
-    """Convert an OSError in the ``with`` block to a CannotWriteError. ``what`` is the verb of its message."""
+def writing(path: object, verb: str = "write") -> Iterator[None]:
+    """Convert an OSError in the ``with`` block to a CannotWriteError. ``verb`` is that of its message."""
     try:
         yield
     except OSError as error:
-        raise CannotWriteError(f"cannot {what} {path}: {error.strerror}") from None
+        raise CannotWriteError(f"cannot {verb} {path}: {error.strerror}") from None

@@ -27,9 +27,9 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "explain": ("explain:explain", "Explain why a run hangs, is slow or has failed."),
     "profile": ("explain:profile", "Record a trace of what all ranks of a run do."),
     "stop": ("runs:stop", "Stop a run."),
-    "top": ("top:top", "Watch the ranks of a run while it trains."),
-    "report": ("timeline:report", "Write a report about a run as one HTML file."),
-    "timeline": ("timeline:timeline", "Show how a run's time was spent."),
+    "top": ("watch:top", "Watch the ranks of a run while it trains."),
+    "report": ("watch:report", "Write a report about a run as one HTML file."),
+    "timeline": ("watch:timeline", "Show how a run's time was spent."),
     "rm": ("runs:rm", "Remove ended runs, with their checkpoints."),
     "attach": ("runs:attach", "Follow a run to its end, as if it had been launched here."),
     "exec": ("runs:execute", "Run a command on a node of a run."),
@@ -38,11 +38,11 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "resume": ("runs:resume", "Continue a suspended run."),
     "pull": ("runs:pull", "Copy a run's checkpoints, logs and weights to this machine."),
     "export": ("runs:export", "Write the weights in a run's checkpoint to one file."),
-    "hosts": ("hosts:hosts", "List SSH machines, their GPUs, and the run on each GPU."),
+    "hosts": ("machines:hosts", "List SSH machines, their GPUs, and the run on each GPU."),
     "bench": ("checks:bench", "Measure the collectives and the links of a target."),
     "doctor": ("checks:doctor", "Check the nodes of a target and the network between them."),
     "rehearse": ("rehearse:rehearse", "Disturb a script as a cluster will, and say what it loses."),
-    "provision": ("provision:provision", "Set up new machines as nodes, with Ansible playbooks."),
+    "provision": ("machines:provision", "Set up new machines as nodes, with Ansible playbooks."),
     "init": ("setup:init", "Write a commented ddpctl.yaml that fits this machine."),
     "schema": ("setup:schema", "Print the JSON schema of ddpctl.yaml, for use in an editor."),
     "version": ("setup:version", "Print the versions of ddpctl, Python and torch."),
@@ -114,8 +114,8 @@ class Verbs(TyperGroup):
             interrupts.exit_silently()  # Python's own shutdown takes a moment, too
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         from ddpctl.commands import setup
 
         setup.version()

@@ -67,7 +67,7 @@ def some(names: Sequence[str], most: int) -> str:
     return ", ".join(map(one_line, names[:most])) + others
 
 
-def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
+def unknown(name: str, noun: str, known: Collection[str], meant: str | None = None) -> str:
     """Return an error message, such as ``'nodse' is not a key of a job; did you mean 'nodes'?``.
 
     ``meant`` is the name to suggest. If it is None, the most similar known name is suggested.
@@ -76,8 +76,8 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
     word = name[:60].lower()
     near = [meant] if meant else [key for key in known if len(word) > 2 and key.startswith(word)]
     near = near or difflib.get_close_matches(word, known, n=1)
-    there = f"known: {', '.join(known)}" if known else "none is defined"
-    return f"{quote(name)} is not a {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
+    alternatives = f"known: {', '.join(known)}" if known else "none is defined"
+    return f"{quote(name)} is not a {noun}; " + (f"did you mean {quote(near[0])}?" if near else alternatives)
 
 
 def counted(number: int | str, noun: str) -> str:

@@ -1,6 +1,6 @@
 """Runs a script again and again on CPU ranks of this machine, each time with one disturbance (``ddpctl rehearse``).
 
-``python -m ddprun.rehearsal PLAN`` reads a plan as JSON, which ddpctl.operations.rehearsal writes, and writes the facts
+``python -m ddprun.rehearsal PLAN`` reads a plan as JSON, which ddpctl.commands.rehearse writes, and writes the facts
 of all runs beside it. It imports torch once. Each node is a ddprun that is forked from this process, with folders of
 its own: ``project`` (a copy, and the current folder of the ranks), ``checkpoints`` and ``tmp``. The observers of the
 ranks (ranks/observer.py) write their facts into the folder of the run.

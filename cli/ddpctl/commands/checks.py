@@ -14,8 +14,7 @@ from ddpctl.commands.arguments import Json, print_result
 from ddpctl.commands.formatting import ago
 from ddpctl.commands.launch import File, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
-from ddpctl.operations import check_job
-from ddpctl.operations.doctor import examine, lines
+from ddpctl.operations import checks
 from ddpctl.operations.launcher import open_context
 from ddpwire import communication
 
@@ -58,16 +57,16 @@ def bench(
     advise = advise or parameters is not None or step is not None
     number = read_quantity("--parameters", "11.7M" if parameters is None else parameters, PARAMETERS)
     compute_s = read_quantity("--step", "200ms" if step is None else step, TIMES)
-    words = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
-    command = ("-m", "ddpcheck", "bench", *words, *(("--advise",) if advise else ()))
+    arguments = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
+    command = ("-m", "ddpcheck", "bench", *arguments, *(("--advise",) if advise else ()))
     request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file, "command": command})
     if request.job.world_size < 2:
         raise UsageError("bench: a collective needs at least two ranks", hint="--gpus 2, or --nodes 2")
     context = open_context()
-    before = check_job.last_result(context, request.target, "bench")
+    before = checks.last_result(context, request.target, "bench")
     print_line = (lambda _: None) if as_json else partial(print, flush=True)
-    _, result, lines = check_job.run_check(context, request, name="bench", show=print_line)
-    check_job.keep_result(context, request.target, result, lines)
+    _, result, lines = checks.run_check(context, request, name="bench", show=print_line)
+    checks.keep_result(context, request.target, result, lines)
     result |= {"last": before} if before else {}
     result |= {"advice": advice(result, number, compute_s)} if advise else {}
     print_result(result, [*compared(result), *(advice_lines(result["advice"]) if advise else ())], as_json=as_json)
@@ -83,8 +82,8 @@ def doctor(
     say what to do.
     """
     request = request_of_flags({"target": target, "nodes": nodes, "gpus": gpus, "file": file})
-    result, _ = examine(open_context(), request)
-    print_result(result, lines(result), as_json=as_json)
+    result, _ = checks.examine(open_context(), request)
+    print_result(result, checks.lines(result), as_json=as_json)
     raise typer.Exit(result["code"])
 
 
@@ -99,8 +98,8 @@ def compared(result: Mapping[str, Any]) -> list[str]:
             if before := old.get((row["collective"], row["bytes"])):
                 ratios.setdefault(row["collective"], []).append(row["busbw"] / before)
         if medians := {name: statistics.median(values) for name, values in ratios.items()}:
-            there = "" if last["nodes"] == result["nodes"] else ", which was on other nodes"
-            line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{there}"
+            elsewhere = "" if last["nodes"] == result["nodes"] else ", which was on other nodes"
+            line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{elsewhere}"
             low = ", ".join(f"{name} {ratio:.2f}" for name, ratio in medians.items() if ratio < DROP)
             lines = [f"{line} ({ago(time.time() - last['time'])} ago; the median of the collectives)"]
             return [*lines, f"less than half of the last bench: {low}"] if low else lines

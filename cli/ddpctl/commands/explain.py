@@ -114,8 +114,8 @@ def last_events(answers: Sequence[ProbeResult]) -> list[Event]:
 
 
 def _without_ranks(state: RunStatus) -> str:
-    what = "it is unknown whether its ranks run" if state.state == "unknown" else "no rank runs"
-    return f"{what}: {state.message}"
+    reason = "it is unknown whether its ranks run" if state.state == "unknown" else "no rank runs"
+    return f"{reason}: {state.message}"
 
 
 def why(context: AppContext, run: Run, state: RunStatus) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ddpctl.commands.arguments import has_name, run_arguments, whole_name
 from ddpctl.files.images import human_size
 from ddpctl.job.launch_plan import command_line, title
-from ddpctl.runs.run_status import NodeReport, RunStatus
+from ddpctl.runs.run_status import NodeReport, RunStatus, have_steps
 from ddpctl.runs.run_store import DiskUsage, Run, folders_above, has_checkpoint
 from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
@@ -50,8 +50,8 @@ def _steps(state: RunStatus) -> str:
     if at is None:
         return "-"
     loss = "" if at.loss is None else f", loss {number(at.loss)}"
-    left = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
-    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{loss}{left}"
+    remaining = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
+    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{loss}{remaining}"
 
 
 def progress_lines(state: RunStatus) -> list[str]:
@@ -59,13 +59,13 @@ def progress_lines(state: RunStatus) -> list[str]:
     at = state.progress
     if at is None:
         return []
-    words = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
-    words += [] if at.loss is None else [f"loss {number(at.loss)}"]
-    words += [] if not state.alive or at.left_s is None else [f"{format_duration(at.left_s)} left"]
-    words += [] if at.epoch is None else [f"epoch {at.epoch}"]
-    words += [f"{at.steps_per_s:.3g} steps/s"] if state.alive and at.steps_per_s else []
-    words += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
-    return [f"  progress     {', '.join(words)}"]
+    parts = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
+    parts += [] if at.loss is None else [f"loss {number(at.loss)}"]
+    parts += [] if not state.alive or at.left_s is None else [f"{format_duration(at.left_s)} left"]
+    parts += [] if at.epoch is None else [f"epoch {at.epoch}"]
+    parts += [f"{at.steps_per_s:.3g} steps/s"] if state.alive and at.steps_per_s else []
+    parts += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
+    return [f"  progress     {', '.join(parts)}"]
 
 
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> list[str]:
@@ -119,7 +119,7 @@ def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, st
     ranks = " ".join(str(rank.rank) if are_old else f"{rank.rank}:{rank.pid}" for rank in node.ranks)
     if not report.alive:
         return "ended" if report.outcome else "killed", "-", ranks or "-", "-"
-    doing = "running" if node.state == "training" and not state.has_steps else one_line(node.state)
+    doing = "running" if node.state == "training" and not have_steps(state.nodes) else one_line(node.state)
     return doing, str(node.pid), ranks or "-", one_line(node.metrics or "-")
 
 
@@ -141,14 +141,19 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
     return [*table(rows), f"  one task     ddpctl status {which}; {TAKE_TASK} take it, too"]
 
 
+def can_resume(run: Run, state: RunStatus) -> bool:
+    """Return whether a launch with --resume can continue the run from a checkpoint."""
+    is_failure = bool(state.code) and state.code != Exit.CONFIG  # the same settings would be refused again
+    return state.ended and is_failure and state.has_files and has_checkpoint(run) and has_name(run)
+
+
 def next_steps(run: Run, state: RunStatus) -> list[str]:
     """Return lines with the commands that help after a run has failed."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         task = next((own.run.rpartition("-")[2] for own in state.tasks if own.outcome == state.outcome), None)
         lines.append(f"  read         ddpctl logs {run_arguments(run, task)} --rank {state.outcome.rank}")
-    is_failure = state.code and state.code != Exit.CONFIG  # the same settings would be refused again
-    if state.ended and is_failure and state.has_files and has_checkpoint(run) and has_name(run):
+    if can_resume(run, state):
         task = run.handle.get("task")
         only = f" --array {task}, after all tasks have ended" if task else ""
         lines.append(f"  resume with  ddpctl launch --resume {whole_name(run)}{only}{_if_saved(run, state)}")

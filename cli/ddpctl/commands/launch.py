@@ -23,8 +23,7 @@ from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import Request, command_line, script_of, unexpanded, unused_gpus
 from ddpctl.job.secrets import exposed, exposed_arguments
 from ddpctl.job.spec import NAME_PATTERN
-from ddpctl.operations import check_job, launcher
-from ddpctl.operations.doctor import only_sound
+from ddpctl.operations import checks, launcher
 from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.runs import run_store
 from ddpctl.runs.run_store import Run
@@ -149,7 +148,7 @@ def launch(
         launcher.dry_run(context, request)
         return
     if doctor:
-        request = only_sound(context, request)
+        request = checks.only_sound(context, request)
     run = launcher.start(context, request, attached=not detach)
     if detach:
         context.emit(f"  commands     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
@@ -167,7 +166,7 @@ def launch(
 
 def name_rehearse(context: AppContext, run: Run) -> None:
     """After the first run of a script that has succeeded, say once that the script can be rehearsed."""
-    marker = context.root / check_job.CHECKS / "rehearse-named"
+    marker = context.root / checks.CHECKS / "rehearse-named"
     if (script := script_of(run.job.command)) and not marker.exists():
         with suppress(OSError):
             marker.parent.mkdir(exist_ok=True)

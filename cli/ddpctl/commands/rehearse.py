@@ -1,27 +1,46 @@
-"""The subcommand ``rehearse``. It runs a script on CPU ranks of this machine with everything that may happen to it."""
+"""The subcommand ``rehearse``. It runs a script on CPU ranks of this machine with everything that may happen to it.
 
+The command gives the project to ``python -m ddprun.rehearsal``, and judges the facts of its runs. On another target,
+this program is the only rank of a run.
+"""
+
+import json
+import math
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ddpctl import targets
+from ddpctl.command import Command, once
 from ddpctl.commands.arguments import Json, print_result
 from ddpctl.commands.launch import PROGRAM, File, Gpus, Nodes, Target, request_of_flags
 from ddpctl.diagnosis.rehearsal import SCENARIOS, Row, judge
-from ddpctl.errors import DdpctlError, UsageError
-from ddpctl.job.launch_plan import Request
-from ddpctl.operations import rehearsal
-from ddpctl.operations.launcher import open_context
+from ddpctl.errors import DdpctlError, UnavailableError, UsageError, writing
+from ddpctl.execution.interrupts import code_of
+from ddpctl.files.project_files import MAX_BYTES
+from ddpctl.job.launch_plan import CHECK_PYTHON, Request, program, script_of
+from ddpctl.job.spec import JobSpec
+from ddpctl.operations.checks import run_check
+from ddpctl.operations.launcher import AppContext, open_context
 from ddpctl.text import counted, format_duration
 from ddpwire.exits import Exit
+from ddpwire.run_files import parse_json
+from ddpwire.work_folder import PLAN, work_folder
 
 COLORS = {"ok": "green", "fault": "bold red", "unknown": "yellow"}
 DEFAULT = "2"  # nodes, and ranks of a node
+TIME_LIMIT_S = 3600.0
+# For the Python of the machine that rehearses, in which ddpctl is installed with ddprun.
+LIST = "import os; from ddpctl.files.project_files import LIST_ARGV as argv; os.execvp(argv[0], argv)"
+DEFAULT_GRACE_S, DEFAULT_IDLE_S = 30.0, 120.0
 
 
 def rehearse(
@@ -57,18 +76,21 @@ def rehearse(
     flags |= {"file": file, "hang_timeout": hang_timeout, "device": "cpu", "command": command or []}
     flags |= {"spares": "0", "checkpoint_copies": "1"}  # one machine has neither
     flags = {name: value for name, value in flags.items() if value is not None}
-    there, context = _find_target(flags, target), open_context()
-    request = request_of_flags(flags | {"target": "local" if there or target is None else target})
+    remote, context = _find_target(flags, target), open_context()
+    request = request_of_flags(flags | {"target": "local" if remote or target is None else target})
     if request.job.min_nodes < request.job.max_nodes:
         raise UsageError(f"--nodes {nodes}: a rehearsal has a fixed number of nodes: expected such as --nodes 2")
     if request.job.is_uneven:
         raise UsageError(f"--gpus {gpus}: a rehearsal has the same number of ranks on each node: give one number")
-    if there and not target:
-        context.emit(f"rehearse: it runs on this machine; --target {there.target} runs it on a machine of that target")
+    if remote and not target:
+        context.emit(f"rehearse: it runs on this machine; --target {remote.target} runs it on a machine of that target")
     began = time.monotonic()
-    runs, interrupted = rehearsal.rehearse(
-        context, request, there if target else None, steps=steps, shared=shared, links=link or [], scenarios=scenarios
-    )
+    plan = {"links": link or [], "steps": steps, "shared": shared, "scenarios": scenarios, **_plan_of(request.job)}
+    if target and remote:
+        is_copy = getattr(remote.options, "project", "") == "sync"  # it has no other files
+        runs, interrupted = _rehearse_there(context, remote, plan if not is_copy else {**plan, "list": ""})
+    else:
+        runs, interrupted = _rehearse_here(context, request, plan)
     rows, seconds = judge(runs, scenarios if interrupted else ()), time.monotonic() - began
     verdicts = {row.id: row.verdict for row in rows}
     code: int = Exit.OK if verdicts.get("steps") == "ok" else Exit.UNAVAILABLE
@@ -100,6 +122,62 @@ def _find_target(flags: dict[str, Any], target: str | None) -> Request | None:
         advice = "run ddpctl rehearse on this machine" + f", or in a shell on a machine of {target!r}" * ("stop" in can)
         raise UsageError(f"--target {target}: {reason}", hint=advice)
     return request
+
+
+def _plan_of(job: JobSpec) -> dict[str, Any]:
+    """Return what ``ddprun.rehearsal`` must know about a job."""
+    command, script = [*program(job.command)], script_of(job.command)
+    if script and Path(script).is_relative_to(Path.cwd()):
+        command[0] = str(Path(script).relative_to(Path.cwd()))  # that of the copy
+    return {
+        "command": command,
+        "env": [*job.env, *job.secrets],
+        "nodes": job.max_nodes,
+        "gpus": job.max_gpus,
+        "ranks": job.local_world_size,
+        "grace_s": job.grace or DEFAULT_GRACE_S,
+        "idle_s": DEFAULT_IDLE_S if job.hang_timeout is None else job.hang_timeout or math.inf,
+        "list": LIST,
+        "max_bytes": MAX_BYTES,
+    }
+
+
+def _rehearse_there(context: AppContext, remote: Request, plan: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """Run the scenarios on the machine of ``remote``, a launch of one rank. Return what ``_rehearse_here`` returns."""
+    job = replace(remote.job, command=("-m", "ddprun.rehearsal", json.dumps(plan)), hang_timeout=0)
+    checked, limit = replace(remote, name=None, job=job), f"{TIME_LIMIT_S:.0f}s"
+    _, result, _ = run_check(context, checked, name="rehearse", show=context.emit, time_limit=limit)
+    return result["runs"], 128 + result["signal"] if result["signal"] else 0
+
+
+def _rehearse_here(context: AppContext, request: Request, plan: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """Run the scenarios on this machine, with progress on stderr, and return the facts of each run.
+
+    Also return the exit code of Ctrl-C, or 0. After Ctrl-C, the facts are those of the scenarios that were run to their
+    end. Nothing is left. Raises DdpctlError.
+    """
+    python = getattr(request.options, "python", "") or sys.executable
+    context.executor.perform(once(Command(argv=(python, "-c", CHECK_PYTHON)))).check(f"{python} cannot run ranks")
+    with ExitStack() as stack:
+        with writing(tempfile.gettempdir()):
+            work = stack.enter_context(work_folder(plan))
+        argv = (python, "-P", "-m", "ddprun.rehearsal", str(work / PLAN))
+        env = {**request.job.env, "TMPDIR": str(work)}  # torch makes a folder when it is imported
+        runs: Any = []
+        code = 0
+        try:
+            run = Command(argv=argv, env=env, mode="stream", timeout_s=TIME_LIMIT_S)
+            output = context.executor.perform(once(run))
+        except KeyboardInterrupt as error:
+            code = code_of(error)
+        with suppress(OSError, ValueError):
+            runs = parse_json((work / "facts.json").read_bytes())
+        if not runs and not code:
+            failure = UnavailableError(f"the rehearsal has no result: {output.last_line()}")
+            if output.returncode in (Exit.NO_INPUT, Exit.CONFIG):
+                failure.code = Exit(output.returncode)
+            raise failure
+        return runs, code
 
 
 def table(rows: Sequence[Row], seconds: float, runs: int) -> str:

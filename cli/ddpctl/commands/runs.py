@@ -1,6 +1,5 @@
 """Most subcommands for existing runs, such as ``ps``, ``status``, ``logs`` and ``stop``."""
 
-import json
 import re
 import shlex
 import sys
@@ -25,6 +24,7 @@ from ddpctl.commands.arguments import (
     find_run,
     has_name,
     parse_time,
+    print_result,
     whole_name,
 )
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
@@ -59,7 +59,7 @@ def ps(
     shown = runs[:limit] if limit else runs
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
-        print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
+        print_result([formatting.as_json(run, state) for run, state in rows], (), as_json=True)
         return
     if torn := run_store.unreadable(root, runs):
         context.emit(f"skipped runs whose record cannot be read: {', '.join(quote(folder.name) for folder in torn)}")
@@ -77,11 +77,9 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
     tasks = launcher.target_of(record).tasks(record) if state.tasks else ()
-    if as_json:
-        print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
-        return
-    for line in (*formatting.status_lines(record, state, tasks), *explain.hang_lines(context, record, state)):
-        print(line)
+    hang_lines = () if as_json else explain.hang_lines(context, record, state)
+    lines = (*formatting.status_lines(record, state, tasks), *hang_lines)
+    print_result(formatting.as_json(record, state, tasks), lines, as_json=as_json)
 
 
 def logs(
@@ -111,7 +109,7 @@ def logs(
     context, record = find_run(run, task)
     if launcher.is_unplaced(record):
         raise _no_log(record, launcher.status(context, (record,))[0])
-    asked = bool(rank or node)
+    is_limited = bool(rank or node)
     if node and record.job.spares:
         (state,) = launcher.status(context, (record,))
         node = [machine_of(state.nodes, number) for number in node]
@@ -126,7 +124,7 @@ def logs(
     except NoInputError as error:
         if error.fields.get("no_such_log"):
             (state,) = launcher.status(context, (record,))
-            if not asked and not (timestamps and (state.outcome or any(node.state for node in state.nodes))):
+            if not is_limited and not (timestamps and (state.outcome or any(node.state for node in state.nodes))):
                 raise _no_log(record, state) from None
             error = no_such_log(record, query, yet=not state.ended and bool(query.files(record)))
         hint = "without --timestamps, ddpctl logs also prints lines whose time is not known" * timestamps
@@ -149,8 +147,8 @@ def _how_to_stop(run: Run) -> str:
 
 def _no_log(run: Run, state: RunStatus) -> NoInputError:
     """Return the error for a run without any log."""
-    what = "has no log" if state.ended else "has written no log yet"
-    return NoInputError(f"run '{run.name}' {what}; its state is {state.state}: {one_line(state.message)}")
+    absence = "has no log" if state.ended else "has written no log yet"
+    return NoInputError(f"run '{run.name}' {absence}; its state is {state.state}: {one_line(state.message)}")
 
 
 def stop(
@@ -170,8 +168,8 @@ def stop(
     if run and "/" in run:
         how = _how_to_stop(launcher.find(context, run))
         raise NoInputError(f"{run} is a folder, but ddpctl stop takes only the name of a run: to stop this run, {how}")
-    asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
-    states = list(zip(asked, launcher.status(context, asked), strict=True))
+    requested = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
+    states = list(zip(requested, launcher.status(context, requested), strict=True))
     # A run in the state lost may have left processes or files. --kill removes them.
     going = {
         record.name: (record, state)
@@ -196,7 +194,7 @@ def stop(
         context.executor.perform(launcher.clear(record))
         context.emit(f"run '{record.name}' had already ended; its remaining processes and files were removed")
     if not going and not cleared:
-        context.emit("no run is active" if every else f"run '{asked[0].name}' has already ended: nothing to stop")
+        context.emit("no run is active" if every else f"run '{requested[0].name}' has already ended: nothing to stop")
 
 
 def suspend(run: WholeRunName) -> None:
@@ -269,20 +267,19 @@ def rm(
     if bool(names) == bool(older_than):
         raise UsageError("rm: give names of runs, or --older-than 30d (ddpctl ps lists the runs)")
     context = launcher.open_context()
-    every = run_store.load_all(context.root)
     if older_than:
         all_ages = re.fullmatch(r"0[smhd]", older_than)
         before = time.time() - (0 if all_ages else parse_time("--older-than", older_than, example="30d"))
-        asked = tuple(run for run in every if run.created < before)
+        requested = tuple(run for run in run_store.load_all(context.root) if run.created < before)
     else:
-        asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
-    removals, refused = removal.choose_removals(context, asked, every)
+        requested = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
+    removals, refused = removal.choose_removals(context, requested)
     if refused and not older_than:  # if runs are given by name, either all of them are removed or none
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))
-    folders = {name for each in removals for place in each.left for name in place.names}
-    results = [each.left for each in removals] if dry_run else removal.remove_runs(context, removals)
+    folders = {name for each in removals for place in each.folders for name in place.names}
+    results = [each.folders for each in removals] if dry_run else removal.remove_runs(context, removals)
     failed = [error for error in results if isinstance(error, DdpctlError)]
     for each, usage in zip(removals, results, strict=True):
         if not isinstance(usage, DdpctlError):
@@ -313,9 +310,8 @@ def _set_suspended(name: str, *, again: bool) -> None:
     if not state.ended and launcher.is_unplaced(run):
         raise UnavailableError(f"run '{run.name}' has no node yet: {state.message}")
     if state.ended:
-        raise UsageError(
-            f"run '{run.name}' has already ended ({state.state}): ddpctl launch --resume {run.name} continues it"
-        )
+        hint = f"ddpctl launch --resume {run.name} continues it" if formatting.can_resume(run, state) else ""
+        raise UsageError(f"run '{run.name}' has already ended ({state.state})", hint=hint)
     context.executor.perform(launcher.target_of(run).suspend(run, again=again))
     grace = f"ranks that are running have {run.job.grace:g} s to save"
     suspended = f"is suspended: {grace}; continue it with ddpctl resume {run.name}"

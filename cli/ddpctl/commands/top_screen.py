@@ -1,6 +1,6 @@
 """Draws a snapshot for ``ddpctl top``, as a screen with rich or as one line.
 
-This module is separate from ``commands/top``, because ``ddpctl top --help`` must not import rich.
+This module is separate from ``commands/watch``, because ``ddpctl top --help`` must not import rich.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,10 +163,10 @@ def _bar(phases: Mapping[str, float], width: int) -> Text:
 
 
 def _legend(width: int) -> list[Text]:
-    words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
+    labels = {"h2d": "to the device", "comm_exposed": "waiting for others"}
     lines = [Text()]
     for phase in STEP_PHASES:
-        part = Text.assemble(DRAWN[phase], (f" {words.get(phase, phase)}", "dim"))
+        part = Text.assemble(DRAWN[phase], (f" {labels.get(phase, phase)}", "dim"))
         if len(lines[-1]) + len(part) > width:
             lines.append(Text())
         lines[-1] = lines[-1] + part + "  "

@@ -29,10 +29,8 @@ SLOWER = 0.1  # a rank is called slow if the other ranks wait for it for at leas
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that are read
 COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
-SAMPLED = {
-    "in_loader": "data",
-    "in_collective": "exposed",
-}  # for calls without a slice, because they last longer than the recording
+# For calls without a slice, because they last longer than the recording.
+SAMPLED = {"in_loader": "data", "in_collective": "exposed"}
 SHARES = ("compute", "communication", "exposed", "data", "idle")
 PHRASES = {
     "compute": "on compute",

@@ -19,8 +19,8 @@ Verdict = Literal["ok", "fault", "unknown"]
 Judgement = tuple[Verdict, str]
 Facts = Mapping[str, Any]
 SCENARIOS = ("term", "usr1", "int", "kill-rank", "kill-node", "slow", "disk", "raise")
+PLAIN = ("plain",)
 STARTS = ("term", "kill-rank", "kill-node", "disk")  # after which the ranks start again
-STARTING = ("resume", "resume-data", "resume-optimizer", "resume-weights", "same-checkpoint")  # questions about these
 DIGITS, ROUNDING = 16, 5  # of a double; that a float has at least after a sum in another order
 UNSEEN = "no step of a torch.optim.Optimizer was seen"
 OTHER_WEIGHTS = "it begins with weights that no step before had, or several"
@@ -47,21 +47,9 @@ class Resume:
     after: Mapping[int, Facts]
     run: Facts
     steps: Mapping[int, int | None]  # after which each rank continues; 0: from the beginning; None: unknown
-
-    @property
-    def step(self) -> int | None:
-        """Return the step after which rank 0 continues."""
-        return self.steps.get(0)
-
-    @property
-    def alike(self) -> list[int]:
-        """Return the ranks that continue after the same step as rank 0."""
-        return [rank for rank, step in self.steps.items() if step == self.step]
-
-    @property
-    def reached(self) -> int:
-        """Return the last step before."""
-        return _reached(self.before)
+    step: int | None  # after which rank 0 continues
+    alike: Sequence[int]  # the ranks that continue after the same step as rank 0
+    reached: int  # the last step before
 
 
 class Rehearsal:
@@ -97,8 +85,14 @@ class Rehearsal:
 
 
 def _resume(title: str, before: Mapping[int, Facts], after: Mapping[int, Facts], run: Facts) -> Resume | None:
+    if not after:
+        return None
     steps = {rank: _place(before.get(rank), process) for rank, process in after.items()}
-    return Resume(title=title, before=before, after=after, run=run, steps=steps) if after else None
+    step, reached = steps.get(0), _reached(before)
+    alike = [rank for rank in steps if steps[rank] == step]
+    return Resume(
+        title=title, before=before, after=after, run=run, steps=steps, step=step, alike=alike, reached=reached
+    )
 
 
 def _ranks(run: Facts, number: int = 1) -> dict[int, Facts]:
@@ -222,9 +216,7 @@ def _reports(facts: Rehearsal) -> Judgement:
     return "ok", f"{seen}{', reported by ddp.progress' if reported else ', not reported: seen in Optimizer.step'}"
 
 
-def _repeatable(facts: Rehearsal) -> Judgement | None:
-    if not facts.run("again"):
-        return None
+def _repeatable(facts: Rehearsal) -> Judgement:
     if nan := [step["step"] for step in _all(facts.plain, "step") if math.isnan(step["loss"] or 0.0)]:
         return "unknown", f"the loss is NaN in step {min(nan)}"
     if not facts.digits:
@@ -288,11 +280,11 @@ def _order(facts: Rehearsal) -> Judgement:
 def _asked(scenario: str, facts: Rehearsal) -> Judgement | None:
     if not (run := facts.run(scenario)):
         return None
-    ranks, step, asked = _ranks(run), run["act"]["step"], run["signalled"]
-    if not asked:
+    ranks, step, since = _ranks(run), run["act"]["step"], run["signalled"]
+    if not since:
         return "unknown", f"the script ended before step {step}: {_end(run)}"
-    times = [save["time"] - asked for save in _all(ranks, "save") if save["time"] > asked and not save["error"]]
-    files = [file["file"] for file in _all(ranks, "file") if file["time"] > asked]
+    times = [save["time"] - since for save in _all(ranks, "save") if save["time"] > since and not save["error"]]
+    files = [file["file"] for file in _all(ranks, "file") if file["time"] > since]
     files = [file for file in files if "/tmp/" not in file.partition("/node-")[2]]  # noqa: S108 (a node's TMPDIR)
     wrote = times or [file for file in files if "/checkpoints/" in file]
     reached, resume = _reached(ranks), facts.resumes.get(scenario)
@@ -429,11 +421,9 @@ def _same(facts: Rehearsal) -> Judgement | None:
     return ("ok", f"in {counted(len(facts.good), 'start')}") if facts.good else None
 
 
-def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
-    if not (run := facts.run(scenario)):
-        return None
+def _killed(scenario: str, facts: Rehearsal) -> Judgement:
     if not (resume := facts.resumes.get(scenario)):
-        return "fault", f"the ranks did not start again: {_end(run)}"
+        return "fault", f"the ranks did not start again: {_end(facts.run(scenario))}"
     if resume.step is None:
         return "unknown", OTHER_WEIGHTS
     lost = f"steps {resume.step + 1} to {resume.reached}" if resume.step < resume.reached else "no step"
@@ -444,16 +434,13 @@ def _killed(scenario: str, facts: Rehearsal) -> Judgement | None:
     return ("ok" if resume.step else "fault"), f"{lost}{'' if resume.step else ', so all of them'}"
 
 
-def _slow(facts: Rehearsal) -> Judgement | None:
-    if not (run := facts.run("slow")):
-        return None
+def _slow(facts: Rehearsal) -> Judgement:
+    run = facts.run("slow")
     return ("fault" if _failed(run) else "ok"), f"a rank waits for 2 s; {_end(run)}"
 
 
-def _disk(facts: Rehearsal) -> Judgement | None:
-    if not (run := facts.run("disk")):
-        return None
-    if not (full := [save for save in _all(_ranks(run), "save") if save["full"] and save["error"]]):
+def _disk(facts: Rehearsal) -> Judgement:
+    if not (full := [save for save in _all(_ranks(facts.run("disk")), "save") if save["full"] and save["error"]]):
         return "unknown", "no torch.save or dcp.save after the first one could be made to fail"
     after, resume = facts.run("resume", "disk"), facts.resumes.get("disk")
     how = f"the save of step {full[0]['step']} fails at half of its size (RLIMIT_FSIZE): {full[0]['error']}"
@@ -485,9 +472,8 @@ def _other_ranks(facts: Rehearsal) -> Judgement | None:
     return ("unknown", OTHER_WEIGHTS) if step is None else ("fault", f"{count}: they continue after step {step}")
 
 
-def _raises(facts: Rehearsal) -> Judgement | None:
-    if not (run := facts.run("raise")):
-        return None
+def _raises(facts: Rehearsal) -> Judgement:
+    run = facts.run("raise")
     times = [at["time"] for process in run["processes"] for at in process["at"]]
     if not times:
         return "unknown", f"the script ended before step {run['act']['step']}: {_end(run)}"
@@ -501,9 +487,9 @@ def _left(facts: Rehearsal) -> Judgement:
     for run in map(facts.run, ("plain", "term", "usr1", "int")):  # the first in which all ranks came to their end
         ends = [end for process in run.get("processes", ()) for end in process["end"]]
         if run and len(ends) >= run["nodes"] * run["ranks"]:
-            left = [*sorted({" ".join(line.split())[:100] for end in ends for line in end["left"]}), *run["left"]]
-            text = ", ".join(left[:3]) + f", and {len(left) - 3} more" * (len(left) > 3)
-            return ("fault", text) if left else ("ok", "no process, shared memory or temporary file")
+            remains = [*sorted({" ".join(line.split())[:100] for end in ends for line in end["left"]}), *run["left"]]
+            text = ", ".join(remains[:3]) + f", and {len(remains) - 3} more" * (len(remains) > 3)
+            return ("fault", text) if remains else ("ok", "no process, shared memory or temporary file")
     return "unknown", "the ranks did not come to their end" if facts.ended else f"the run was cut: {LONGER}"
 
 
@@ -535,28 +521,29 @@ torch.save(state, path.with_suffix('.new'))
 path.with_suffix('.new').replace(path)  # only when it is complete"""
 RAISE = "raise  # no collective in `except` or `finally`: the other ranks do not come"
 CLEAN = "atexit.register(process.kill)\nwith tempfile.TemporaryDirectory() as folder: ..."
-# The id of each row: its question, the function that answers it, and the lines of code that mend a fault.
-QUESTIONS: Mapping[str, tuple[str, Callable[[Rehearsal], Judgement | None], str]] = {
-    "group": ("Do all ranks train one model?", _group, GROUP),
-    "steps": ("Does it report its steps?", _reports, ""),
-    "repeatable": ("Are two undisturbed runs alike?", _repeatable, ""),
-    "samples": ("Is each sample used once in an epoch?", _samples, SAMPLER),
-    "order": ("Is each epoch shuffled anew?", _order, EPOCH),
-    "save-term": ("Does it save on SIGTERM?", partial(_asked, "term"), SAVE),
-    "save-usr1": ("Does it save on SIGUSR1?", partial(_asked, "usr1"), SAVE),
-    "save-int": ("Does it save on Ctrl-C?", partial(_asked, "int"), SAVE),
-    "resume": ("Does it resume?", _resumes, RESTORE),
-    "resume-data": ("Does it resume at the right sample?", partial(_of_good, _data), SKIP),
-    "resume-optimizer": ("Does it restore the optimizer?", partial(_of_good, _optimizer), OPTIMIZER),
-    "resume-weights": ("Does it go on with the same numbers?", _weights, ""),
-    "same-checkpoint": ("Do all ranks resume alike?", _same, RESTORE),
-    "kill-rank": ("What is lost if a rank is killed?", partial(_killed, "kill-rank"), PERIOD),
-    "kill-node": ("What is lost with a node?", partial(_killed, "kill-node"), PERIOD),
-    "slow": ("Does it bear a slow rank?", _slow, WAIT),
-    "disk": ("Does a full disk spare the last checkpoint?", _disk, REPLACE),
-    "ranks": ("Does it go on with fewer ranks?", _other_ranks, RESTORE),
-    "raise": ("Does an exception of a rank end all?", _raises, RAISE),
-    "left": ("Does it leave nothing behind?", _left, CLEAN),
+# The id of each row: its question, the scenarios of which any can answer it, the function that answers it, and the
+# lines of code that mend a fault.
+QUESTIONS: Mapping[str, tuple[str, Sequence[str], Callable[[Rehearsal], Judgement | None], str]] = {
+    "group": ("Do all ranks train one model?", PLAIN, _group, GROUP),
+    "steps": ("Does it report its steps?", PLAIN, _reports, ""),
+    "repeatable": ("Are two undisturbed runs alike?", ("again",), _repeatable, ""),
+    "samples": ("Is each sample used once in an epoch?", PLAIN, _samples, SAMPLER),
+    "order": ("Is each epoch shuffled anew?", PLAIN, _order, EPOCH),
+    "save-term": ("Does it save on SIGTERM?", ("term",), partial(_asked, "term"), SAVE),
+    "save-usr1": ("Does it save on SIGUSR1?", ("usr1",), partial(_asked, "usr1"), SAVE),
+    "save-int": ("Does it save on Ctrl-C?", ("int",), partial(_asked, "int"), SAVE),
+    "resume": ("Does it resume?", STARTS, _resumes, RESTORE),
+    "resume-data": ("Does it resume at the right sample?", STARTS, partial(_of_good, _data), SKIP),
+    "resume-optimizer": ("Does it restore the optimizer?", STARTS, partial(_of_good, _optimizer), OPTIMIZER),
+    "resume-weights": ("Does it go on with the same numbers?", STARTS, _weights, ""),
+    "same-checkpoint": ("Do all ranks resume alike?", STARTS, _same, RESTORE),
+    "kill-rank": ("What is lost if a rank is killed?", ("kill-rank",), partial(_killed, "kill-rank"), PERIOD),
+    "kill-node": ("What is lost with a node?", ("kill-node",), partial(_killed, "kill-node"), PERIOD),
+    "slow": ("Does it bear a slow rank?", ("slow",), _slow, WAIT),
+    "disk": ("Does a full disk spare the last checkpoint?", ("disk",), _disk, REPLACE),
+    "ranks": ("Does it go on with fewer ranks?", ("term",), _other_ranks, RESTORE),
+    "raise": ("Does an exception of a rank end all?", ("raise",), _raises, RAISE),
+    "left": ("Does it leave nothing behind?", PLAIN, _left, CLEAN),
 }
 
 
@@ -571,20 +558,13 @@ def judge(runs: Sequence[Facts], interrupted: Sequence[str] = ()) -> list[Row]:
     """
     facts, rows = Rehearsal(runs), []
     missing = {name for name in ("plain", "again", *interrupted) if interrupted and not facts.run(name)}
-    for name, (question, decide, lines) in QUESTIONS.items():
+    for name, (question, scenarios, decide, lines) in QUESTIONS.items():
         is_judged = name == "group" if facts.failed else bool(facts.plain) or name in ("group", "steps", "left")
-        judgement = decide(facts) if is_judged and facts.run("plain") else None
-        if judgement or missing & _scenarios(name):
+        judgement = decide(facts) if is_judged and facts.run("plain") and any(map(facts.run, scenarios)) else None
+        if judgement or missing.intersection(scenarios):
             verdict, evidence = judgement or ("unknown", NOT_RUN)
             if name in COMPARING and not facts.is_repeated:
                 verdict, evidence = "unknown", _elsewhere(facts)
             mend = tuple(lines.splitlines()) if verdict == "fault" and not facts.failed else ()
             rows.append(Row(id=name, question=question, verdict=verdict, evidence=evidence, mend=mend))
     return rows
-
-
-def _scenarios(name: str) -> set[str]:
-    """Return the scenarios, any of which can answer a question."""
-    if (own := name.removeprefix("save-")) in SCENARIOS:
-        return {own}
-    return {*STARTS} if name in STARTING else {"repeatable": {"again"}, "ranks": {"term"}}.get(name, {"plain"})

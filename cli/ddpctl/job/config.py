@@ -27,11 +27,7 @@ from ddpwire.run_files import open_regular
 ChosenTarget = tuple[str, Any]  # a target's kind and options
 Place = tuple[int, int]  # line and column, both counted from 1
 HERE = "local"  # this machine; the name never selects another target of the kind local
-FLAGS = {
-    "command": "-- SCRIPT",
-    "mounts": "--mount",
-    "workload": "--kind",
-}  # flags that are not named after their field
+FLAGS = {"command": "-- SCRIPT", "mounts": "--mount", "workload": "--kind"}  # not named after their field
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
@@ -185,9 +181,8 @@ class _File:
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its value
     keys: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its key
-    errors: set[tuple[int, int, str]] = field(
-        default_factory=set
-    )  # (line, column, text); a set, because an alias repeats an error
+    # (line, column, text); a set, because an alias repeats an error
+    errors: set[tuple[int, int, str]] = field(default_factory=set)
 
     def lines(self) -> list[str]:
         return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
@@ -219,7 +214,7 @@ class _File:
                 values[name] = self.value(value, (*path, name))
         return values
 
-    def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
+    def table(self, value: Any, path: tuple[str, ...], name: str) -> dict[str, Any]:
         """Return ``value`` if it is a mapping. Otherwise return an empty mapping.
 
         Report an error if ``value`` is neither a mapping nor null.
@@ -227,12 +222,12 @@ class _File:
         if isinstance(value, dict):
             return value
         if not is_null(value):
-            self.report(path, f"{what} takes keys and values, not {kind_of(value)}")
+            self.report(path, f"{name} takes keys and values, not {kind_of(value)}")
         return {}
 
     def fields(self, values: dict[str, Any], path: tuple[str, ...], cls: type, *names: str) -> dict[str, Any]:
         """Return the values that are valid for the fields of the dataclass ``cls``, and report all errors."""
-        valid, problems = validate(cls, values, what=names[0], owner=names[-1])
+        valid, problems = validate(cls, values, noun=names[0], owner=names[-1])
         for problem in problems:
             place = (self.keys if problem.of_key else self.places)[*path, *problem.place]
             self.errors.add((*place, f"{problem.field}: {problem.text}" if problem.field else problem.text))
@@ -385,8 +380,8 @@ def _compose(data: bytes, *, many: bool = False) -> list[yaml.Node]:
         return [node for node in nodes if node]
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark or error.context_mark or loader.get_mark(), error.problem or ""
-        words = next((ours for theirs, ours in _PHRASES if re.search(theirs, problem)), f"not YAML: {problem}")
-        raise _InvalidYaml(words, _place(mark)) from None
+        message = next((ours for theirs, ours in _PHRASES if re.search(theirs, problem)), f"not YAML: {problem}")
+        raise _InvalidYaml(message, _place(mark)) from None
     except (ValueError, OverflowError):  # from PyYAML's chr(), for an escape such as "\UFFFFFFFF"
         raise _InvalidYaml("this escape is not a character", _place(loader.get_mark())) from None
 

@@ -84,25 +84,25 @@ def program(command: tuple[str, ...]) -> tuple[str, ...]:
 
 def script_of(command: tuple[str, ...]) -> str | None:
     """Return the path of the script that the ranks run, or None if they run a module."""
-    words = program(command)
-    return None if words[0] == "-m" else words[0]
+    argv = program(command)
+    return None if argv[0] == "-m" else argv[0]
 
 
 def package_of(command: tuple[str, ...]) -> str | None:
     """Return the top-level package that the ranks run, or None if they run a script or ddptrain."""
-    words = program(command)
-    return words[1].partition(".")[0] if words[0] == "-m" and len(words) > 1 and words[:2] != TRAINER else None
+    argv = program(command)
+    return argv[1].partition(".")[0] if argv[0] == "-m" and len(argv) > 1 and argv[:2] != TRAINER else None
 
 
 def title(job: JobSpec) -> str:
     """Return a short description of a run, such as ``2 nodes x 4 ranks of train.py``."""
-    words = program(job.command)
-    what = words[1] if words[0] == "-m" else words[0]
+    argv = program(job.command)
+    script = argv[1] if argv[0] == "-m" else argv[0]
     spares = f", with {counted(job.spares, 'spare')}" if job.spares else ""
     size = f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')}"
     if job.is_uneven:
         size = f"{counted(job.nodes, 'node')} with {job.size} ranks"
-    return f"{size} of {one_line(what)}{spares}"
+    return f"{size} of {one_line(script)}{spares}"
 
 
 def unused_gpus(job: JobSpec) -> str:
@@ -123,8 +123,8 @@ def unexpanded(job: JobSpec) -> str:
 
 def command_line(job: JobSpec) -> str:
     """Return the script or module and its arguments as one shell line."""
-    words = program(job.command)
-    return one_line(shlex.join(words[1:] if words[:2] == TRAINER else words))
+    argv = program(job.command)
+    return one_line(shlex.join(argv[1:] if argv[:2] == TRAINER else argv))
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:

@@ -35,11 +35,11 @@ class Problem(NamedTuple):
 
 
 def validate(
-    cls: type, values: Mapping[str, Any], *, what: str = "", owner: str = ""
+    cls: type, values: Mapping[str, Any], *, noun: str = "", owner: str = ""
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Return the valid values and all errors. The values have the types of the dataclass's fields.
 
-    ``values`` are from the file (Text, list, dict) or from Python. Without pydantic, they are not checked. ``what``
+    ``values`` are from the file (Text, list, dict) or from Python. Without pydantic, they are not checked. ``noun``
     (such as ``a job``) and ``owner`` (such as ``target 'a'``) are used in error messages.
     """
     if not values and not required(cls):
@@ -53,18 +53,18 @@ def validate(
         options = _adapter(cls).validate_python(values)
         return {name: getattr(options, name) for name in values}, []
     except ValidationError as error:
-        problems = [_problem(part, cls, what, owner or what) for part in error.errors(include_url=False)]
+        problems = [_problem(part, cls, noun, owner or noun) for part in error.errors(include_url=False)]
     wrong = {problem.place[0] for problem in problems if problem.place}
     rest = {name: value for name, value in values.items() if name not in wrong}
     return validate(cls, rest)[0] if len(rest) < len(values) else {}, problems
 
 
-def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
+def _problem(error: Any, cls: type, noun: str, owner: str) -> Problem:
     name, *inner = place = error["loc"]
     known = bases_of(cls)
     if name not in known:
         meant = _ELSEWHERE.get(name.lower())
-        text = unknown(name, f"key of {what}", known, meant if meant in known else None)
+        text = unknown(name, f"key of {noun}", known, meant if meant in known else None)
         if name in ("environment", "wheelhouse") and cls is not JobSpec:
             text = f"only targets of kind ssh and slurm have {name!r}: {_OWN_PACKAGES}"
         return Problem(place, text, of_key=True)

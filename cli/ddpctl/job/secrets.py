@@ -6,7 +6,7 @@ A secret is passed to nodes only in the stdin of a command that is marked ``secr
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 from ddpctl.errors import ConfigError
@@ -112,7 +112,7 @@ def can_be_sought(value: str) -> bool:
     return len(value.strip()) >= SHORTEST
 
 
-def redact_text(text: str, values: Iterable[str] = ()) -> str:
+def redact_text(text: str, values: Collection[str] = ()) -> str:
     """Redact ``values``, also in quoted or encoded form, and passwords in addresses."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
@@ -120,9 +120,8 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
     return _ADDRESS.sub(_without_password, text)
 
 
-def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[str, ...]:
+def redact_command(command: Sequence[str], values: Collection[str] = ()) -> tuple[str, ...]:
     """Redact secrets in arguments, and each argument that follows a flag whose name looks like a secret."""
-    known = tuple(values)
     arguments: list[str] = []
     for before, word in zip(("", *command), command, strict=False):
         name, equals, value = word.partition("=")
@@ -132,14 +131,13 @@ def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[
         elif equals and value and re.fullmatch(r"[\w.-]+", name) and sounds_secret(name):
             arguments.append(f"{name}={REDACTED}")
         else:
-            arguments.append(redact_text(word, known))
+            arguments.append(redact_text(word, values))
     return tuple(arguments)
 
 
-def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> dict[str, str]:
+def redact_mapping(given: Mapping[str, object], values: Collection[str] = ()) -> dict[str, str]:
     """Redact secrets in the values of a mapping, at any depth, and convert the values to text."""
-    known = tuple(values)
-    return {key: redact_text(str(_redacted(key, value)), known) for key, value in given.items()}
+    return {key: redact_text(str(_redacted(key, value)), values) for key, value in given.items()}
 
 
 def _redacted(name: str, value: object) -> object:

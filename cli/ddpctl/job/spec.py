@@ -105,15 +105,10 @@ def size_bytes(size: str) -> int:
     return int(number) << {"M": 20, "G": 30, "T": 40}[unit[0]]
 
 
-def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that each mount is ``SOURCE:PATH[:ro]`` with an absolute PATH. Raises ValueError."""
-    for mount in mounts:
-        source, *rest = mount.split(":")
-        if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
-            raise ValueError(f"'{mount}' is not SOURCE:PATH or SOURCE:PATH:ro with an absolute PATH")
-        if any(character in mount for character in "\0\n,"):
-            raise ValueError(f"{mount!r} contains a comma, a line break or a NUL byte, which is not allowed")
-    return mounts
+MOUNTS = matching(
+    r"[^:,\0\n]+:/[^:,\0\n]*(:ro)?",
+    "{!r} is not SOURCE:PATH or SOURCE:PATH:ro with an absolute PATH, and without a comma, a line break and a NUL byte",
+)
 
 
 def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
@@ -234,7 +229,7 @@ class JobSpec(Options):
     shm: Annotated[str, SIZE] | None = None
     """Size of a container's /dev/shm, which DataLoader workers use; it counts as part of memory. null: 8Gi, but at most
     a quarter of memory."""
-    mounts: Annotated[Words, Rule(check_mounts)] = ()
+    mounts: Annotated[Words, MOUNTS] = ()
     """Folders mounted in the container: SOURCE:PATH, or SOURCE:PATH:ro for read-only. SOURCE is a path on the node; on
     Kubernetes also pvc=CLAIM."""
     secrets: Annotated[Words, Rule(check_secrets)] = ()

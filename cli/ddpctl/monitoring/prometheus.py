@@ -1,18 +1,23 @@
-"""The configuration with which Prometheus finds and scrapes the runs, and a client of its HTTP API."""
+"""The files with which Prometheus and Grafana find, scrape, judge and show the runs, and a client of Prometheus' API.
+
+docs/alerts.md explains each alert. ``rules.yaml`` has the recording rules and the alerts. It is a jinja2 template, in
+which only the limits vary. Its delimiters are << and >>, because Prometheus' own templates have {{ and }}.
+"""
 
 import json
 import re
+import textwrap
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-
-import yaml
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from typing import Annotated, Any
 
 from ddpctl.errors import UnavailableError, UsageError
-from ddpctl.monitoring.alerts import promql_duration
+from ddpctl.job.schema import validate
+from ddpctl.job.values import Options, between
 from ddpctl.text import quote
 from ddpwire.machine import MAX_PORT
 
@@ -23,6 +28,91 @@ HEAD = """\
 """
 TIMEOUT_S = 5.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DAYS = 30 * 86400  # the largest limit, because a later alert does not help
+LOOKBACK_S = 300.0  # for how long Prometheus uses a sample as the current one
+MOUNTED_TARGETS = "/targets"  # the path of the targets' folder in the containers
+DASHBOARDS = ("run", "fleet")
+COMPOSE_FILES = ("compose.yaml", "provisioning/datasources/prometheus.yaml", "provisioning/dashboards/ddpctl.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(Options):
+    """The limits at which the alerts fire."""
+
+    hold: Annotated[float, between(0, 86400)] | None = None
+    """Seconds for which a condition must hold before its alert fires."""
+    first_step: Annotated[float, between(1, DAYS)] = 900.0
+    """Seconds from the start to the first step."""
+    stalled_step: Annotated[float, between(1, DAYS)] = 180.0
+    """Seconds without a step, after the first step."""
+    heartbeat: Annotated[float, between(1, DAYS)] = 180.0
+    """Seconds without a heartbeat from a rank."""
+    skew: Annotated[float, between(1, 100)] = 1.25
+    """The slowest rank's own step time, divided by the median."""
+    data_share: Annotated[float, between(0, 1)] = 0.3
+    """Share of the step time that is spent waiting for data."""
+    checkpoint_age: Annotated[float, between(1, DAYS)] = 3600.0
+    """Seconds since the last checkpoint, or since the start."""
+    restarts: Annotated[float, between(1, 1000)] = 3.0
+    """Restarts within an hour."""
+    ettr: Annotated[float, between(0, 1)] = 0.8
+    """Share of the last hour in which steps were taken."""
+    clock_offset: Annotated[float, between(0, 86400)] = 1.0
+    """Seconds between a node's clock and node 0's."""
+
+
+def static_file(name: str) -> str:
+    """Return the text of a file in this package."""
+    return (resources.files("ddpctl.monitoring") / name).read_text()
+
+
+def parse_limits(settings: Iterable[str]) -> Limits:
+    """Parse limits such as ``checkpoint_age=7200``. Raises UsageError."""
+    given = {name: text for name, _, text in (setting.partition("=") for setting in settings)}
+    values, problems = validate(Limits, given, noun="the alerts")
+    for problem in problems:
+        raise UsageError(f"--limit{' ' * bool(problem.field)}{problem.field}: {problem.text}")
+    return Limits(**values)
+
+
+def rule_groups(limits: Limits) -> str:
+    """Return the text of a rule file for Prometheus. All rules are in one group, so they are evaluated in order."""
+    from jinja2 import StrictUndefined, Template
+
+    template = Template(
+        static_file("rules.yaml"),
+        variable_start_string="<<",
+        variable_end_string=">>",
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    numbers = {name: f"{value:g}" for name, value in asdict(limits).items() if value is not None}
+
+    def hold(seconds: float) -> str:
+        return promql_duration(seconds if limits.hold is None else limits.hold)
+
+    lookback = promql_duration(max(limits.first_step, LOOKBACK_S))
+    return str(template.render({**numbers, "hold": hold, "lookback": lookback}))
+
+
+def prometheus_rule(limits: Limits) -> str:
+    """Return the rules as a PrometheusRule, the format of the Prometheus Operator."""
+    head, groups = rule_groups(limits).split("\n", 1)
+    return f"""\
+{head}
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: ddpctl
+  # Labels that your Prometheus selects (ruleSelector). For kube-prometheus-stack, the name of its Helm release:
+  # labels: {{release: kube-prometheus-stack}}
+spec:
+{textwrap.indent(groups, "  ")}"""
+
+
+def promql_duration(seconds: float) -> str:
+    """Format a duration for Prometheus: whole seconds as seconds, and other durations as milliseconds."""
+    return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +142,8 @@ def prometheus_yml(scraping: Scraping) -> str:
 
     Another exporter is scraped once on each machine, even if the machine has several nodes.
     """
+    import yaml
+
     interval = promql_duration(scraping.interval_s)
     jobs: list[dict[str, Any]] = []
     for name, port in ((JOB, None), *scraping.exporters):
@@ -71,6 +163,39 @@ def prometheus_yml(scraping: Scraping) -> str:
         "scrape_configs": jobs,
     }
     return HEAD + yaml.safe_dump(config, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def config_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
+    """Return the configuration of Prometheus and the dashboards, keyed by path."""
+    return {
+        "prometheus.yml": prometheus_yml(scraping),
+        "rules.yaml": rule_groups(limits),
+        **{f"dashboards/{name}.json": static_file(f"{name}.json") for name in DASHBOARDS},
+    }
+
+
+def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
+    """Return all files except ``.env``, keyed by path. docker/monitoring has the same files without the dashboards."""
+    files = config_files(replace(scraping, targets=MOUNTED_TARGETS), limits)
+    return {**files, **{name: static_file(name) for name in COMPOSE_FILES}}
+
+
+def dashboard_config_maps() -> str:
+    """Return a ConfigMap for each dashboard, with the label that Grafana's sidecar searches for by default."""
+    return "---\n".join(
+        f"""\
+# Made by ddpctl monitor. Apply it in the namespace that Grafana's sidecar watches.
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: ddpctl-dashboard-{name}
+  labels:
+    grafana_dashboard: '1'
+data:
+  ddpctl-{name}.json: |
+{textwrap.indent(static_file(f"{name}.json"), "    ")}"""
+        for name in DASHBOARDS
+    )
 
 
 def is_reachable(url: str) -> bool:

@@ -6,14 +6,17 @@
     launch("train.py", gpus=2, args=["--lr", "0.1"])
 
 Each call launches a run on the target local, as ``ddpctl launch`` does. Each rank is a new process, so the notebook's
-kernel does not use CUDA. The modules of this package use IPython if it is installed. They never import torch.
+kernel does not use CUDA. The modules of this package use IPython if it is installed. They never import torch. Every
+rank imports this module, so it does not import ``session``, which has the code that starts runs.
 """
 
+import traceback as tracebacks
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.notebook.errors import RankError, as_the_caller_sees
+from ddpwire.exits import Exit
 
 __all__ = ["RankError", "launch"]
 
@@ -70,3 +73,51 @@ def launch(
         )
     except (DdpctlError, KeyboardInterrupt) as error:
         raise as_the_caller_sees(error) from error.__cause__
+
+
+class RankError(DdpctlError):
+    """A run failed. ``__cause__`` is the exception of the failed rank if that exception can be pickled."""
+
+    code: int = Exit.SCRIPT  # the exit code of the run
+    rank: int | None = None  # the rank that failed first, or None if no rank failed, for example if a node was killed
+    cell: str | None = None  # such as "Cell In[3]", or the name of a file
+    line: int | None = None  # the line number in ``cell``
+    traceback: str = ""  # the traceback of the rank, or the last lines of its log, or empty
+
+    def __init__(self, message: str, **attributes: Any) -> None:
+        super().__init__(message)  # one line, without the traceback
+        vars(self).update(attributes)
+        self.traceback = self.traceback.rstrip("\n")
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.traceback}" if self.traceback else self.message
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython prints instead of a traceback of this process."""
+        return [*self.traceback.splitlines(), f"{type(self).__name__}: {self.message}"]
+
+
+def as_the_caller_sees(error: BaseException) -> BaseException:
+    """Return the error without the frames of this package, which do not help the caller of ``launch``.
+
+    Python adds the frame of ``launch`` when the error is raised again. IPython does not show that frame, because it
+    prints the result of ``_render_traceback_``.
+    """
+    if not hasattr(error, "_render_traceback_"):
+        error.__dict__["_render_traceback_"] = lambda: _of_cells(error)
+    return error.with_traceback(None)
+
+
+def _of_cells(error: BaseException) -> list[str]:
+    """Return the part of the traceback that begins at the first frame in a cell, without the frames of this package."""
+    from ddpctl.notebook.serialization import cell_of
+
+    package = str(Path(__file__).parent)
+    frames = [frame for frame in tracebacks.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    first = next((index for index, frame in enumerate(frames) if cell_of(frame.filename) != frame.filename), 0)
+    shown = [
+        tracebacks.FrameSummary(cell_of(frame.filename), frame.lineno, frame.name, line=frame.line)
+        for frame in frames[first:]
+    ]
+    text = f"Traceback (most recent call last):\n{''.join(tracebacks.format_list(shown))}"
+    return [*text.splitlines(), f"{type(error).__name__}: {error}".removesuffix(": ")]

@@ -7,12 +7,12 @@ the cell is updated, without widgets. Outside a notebook, a line is printed from
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpctl.report import environment
 from ddpctl.report.charts import short, ticks
+from ddpctl.report.html import environment
 from ddpwire import metrics
 from ddpwire.history import HISTORY, TIME, Row, read_history
 
@@ -26,12 +26,17 @@ _STEP, _LOSS = metrics.LAST_STEP.name, metrics.LOSS.name
 
 
 class Progress:
-    """Reads the history of a node from time to time, and shows new values."""
+    """Reads the history of a node from time to time, and shows new values: in the cell, or as a line.
 
-    def __init__(self, node_dir: Path, screen: "Lines | Cell") -> None:
-        self._path, self._screen = node_dir / HISTORY, screen
+    ``display`` is IPython's function that shows an output in a cell. If it is None, a line is printed from time to
+    time, and at the end.
+    """
+
+    def __init__(self, node_dir: Path, display: Callable[..., Any] | None) -> None:
+        self._path, self._display = node_dir / HISTORY, display
+        self._output: Any = None  # of the cell
         self._rows: list[Row] = []
-        self._read_at = -math.inf
+        self._read_at, self._printed_at = -math.inf, time.monotonic()
 
     def update(self, *, last: bool = False) -> None:
         """Read the history and show it. Unless ``last`` is true, do this at most once in ``DRAW_S`` seconds."""
@@ -44,7 +49,21 @@ class Progress:
             rows = self._rows
         if rows and (last or rows != self._rows):
             self._rows = rows
-            self._screen.show(rows, summary(rows), last=last)
+            self._show(last=last)
+
+    def _show(self, *, last: bool) -> None:
+        text = summary(self._rows)
+        if self._display is None:
+            if last or time.monotonic() - self._printed_at > LINE_S:
+                self._printed_at = time.monotonic()
+                print(text, flush=True)
+            return
+        page = environment().get_template("cell.html").render(curve=curve(self._rows), text=text)
+        data = {"text/plain": text, "text/html": page}
+        if self._output is None:
+            self._output = self._display(data, raw=True, display_id=True)
+        else:
+            self._output.update(data, raw=True)
 
 
 def last_attempts(rows: Iterable[Row]) -> list[Row]:
@@ -108,43 +127,11 @@ def curve(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-class Lines:
-    """Prints a line from time to time, and at the end."""
-
-    def __init__(self) -> None:
-        self._printed = time.monotonic()
-
-    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
-        """Print the text if ``last`` is true, or if the previous line was printed more than ``LINE_S`` ago."""
-        del rows
-        if last or time.monotonic() - self._printed > LINE_S:
-            self._printed = time.monotonic()
-            print(text, flush=True)
-
-
-class Cell:
-    """Updates one output of the cell with IPython's display function."""
-
-    def __init__(self, display: Any) -> None:
-        self._display = display
-        self._handle: Any = None
-
-    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
-        """Show the curve and the text."""
-        del last
-        page = environment().get_template("cell.html").render(curve=curve(rows), text=text)
-        data = {"text/plain": text, "text/html": page}
-        if self._handle is None:
-            self._handle = self._display(data, raw=True, display_id=True)
-        else:
-            self._handle.update(data, raw=True)
-
-
-def screen() -> Lines | Cell:
-    """Return a Cell in a notebook, or Lines elsewhere."""
+def cell_display() -> Callable[..., Any] | None:
+    """Return IPython's function that shows an output in a cell. Return None outside a notebook."""
     try:
         from IPython.core.getipython import get_ipython
         from IPython.display import display
     except ImportError:
-        return Lines()
-    return Cell(display) if hasattr(get_ipython(), "kernel") else Lines()
+        return None
+    return display if hasattr(get_ipython(), "kernel") else None

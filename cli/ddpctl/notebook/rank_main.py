@@ -76,10 +76,10 @@ def _dumps(value: object) -> bytes:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
-                there = obj.detach().cpu()
+                on_cpu = obj.detach().cpu()
                 if isinstance(obj, torch.nn.Parameter):
-                    there = torch.nn.Parameter(there, requires_grad=obj.requires_grad)
-                return there.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+                    on_cpu = torch.nn.Parameter(on_cpu, requires_grad=obj.requires_grad)
+                return on_cpu.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()

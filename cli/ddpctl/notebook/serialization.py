@@ -37,7 +37,9 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     called = f"{name_of(function)}()"
     parts = [("argument", f"args[{number}]", value) for number, value in enumerate(args)]
     parts += [("argument", name, value) for name, value in kwargs.items()]
-    for kind, name, value in [*parts, *_used(function)]:
+    used = _used(function)
+    parts += used
+    for kind, name, value in parts:
         if on := _device_of(value):
             raise ConfigError(
                 f"{called} cannot be sent to the ranks: the {kind} {name} is a tensor on {on} of "
@@ -47,15 +49,13 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     try:
         call = dumps((function, tuple(args), dict(kwargs)))
     except Exception as error:  # an object's __reduce__ may raise anything
-        raise ConfigError(_culprit(dumps, called, [*parts, *_used(function)], error)) from None
+        raise ConfigError(_culprit(dumps, called, parts, error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(
             f"{called} and the values that it uses have {len(call) >> 20} MB, but the limit is {LARGE_BYTES >> 20} MB: "
             f"load large data inside {called}, on each rank"
         )
-    functions = [
-        part for part in (function, *(value for _, _, value in _used(function))) if isinstance(part, FunctionType)
-    ]
+    functions = [part for part in (function, *(value for *_, value in used)) if isinstance(part, FunctionType)]
     files = sorted({part.__code__.co_filename for part in functions})
     sources = {file: "".join(linecache.getlines(file)) for file in files}
     return pickle.dumps(

@@ -24,9 +24,8 @@ from ddpctl.execution.executor import Executor
 from ddpctl.job.launch_plan import Request, program
 from ddpctl.job.schema import validate
 from ddpctl.job.spec import NAME_PATTERN, JobSpec
-from ddpctl.notebook import serialization
-from ddpctl.notebook.errors import RankError
-from ddpctl.notebook.progress import Progress, screen
+from ddpctl.notebook import RankError, serialization
+from ddpctl.notebook.progress import Progress, cell_display
 from ddpctl.notebook.rank_main import FAILURE, RESULT
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
@@ -184,10 +183,10 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
             )
     if earlier:
         launcher.check_alone(context, earlier)
-        left = (
+        note = (
             "" if run_store.has_checkpoint(earlier) else ", which left no checkpoint: the run starts from the beginning"
         )
-        context.emit(f"continuing from run '{earlier.name}'{left}")
+        context.emit(f"continuing from run '{earlier.name}'{note}")
     return earlier
 
 
@@ -269,7 +268,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
     """Show the run until its end. Return its final status, and whether the cell was interrupted."""
     node = Path(run.folder) / node_name(0)
     tail, stopper = Tail(node / NODE_LOG), launcher.Stopper(context, run, first="TERM")
-    progress = Progress(node, screen())
+    progress = Progress(node, cell_display())
     checked, interval_s = time.monotonic(), ALIVE_CHECK_S
     state = None
     while state is None:
@@ -284,20 +283,16 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
             tail.end_line()
-            _stop(stopper)
+            while True:
+                try:
+                    stopper()
+                    break
+                except KeyboardInterrupt:  # the cell was interrupted again: kill the run
+                    continue
     tail.pass_on()
     tail.close()
     progress.update(last=True)
     return state, bool(stopper.times)
-
-
-def _stop(stopper: launcher.Stopper) -> None:
-    """Stop the run. If the cell is interrupted again during this call, kill the run."""
-    while True:
-        try:
-            return stopper()
-        except KeyboardInterrupt:
-            continue
 
 
 # The program of a run. resume=True continues from the newest run of the same program. A function with the same name in

@@ -14,14 +14,7 @@ from pathlib import Path
 
 from ddpctl import targets
 from ddpctl.command import Command, Verb
-from ddpctl.errors import (
-    CannotWriteError,
-    ConfigError,
-    DdpctlError,
-    NoInputError,
-    UnavailableError,
-    UsageError,
-)
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.execution import interrupts
 from ddpctl.execution.executor import Executor
 from ddpctl.execution.node_probe import Probe, ProbeResult
@@ -186,8 +179,10 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             if old and not old.handle:
                 context.emit(f"  run '{old.name}' did not start, so the new run has no checkpoints to resume from")
             elif old and not run_store.has_checkpoint(old):
-                what = f"run '{old.name}' has no checkpoint in {old.checkpoint_dir}"
-                context.emit(f"  {what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
+                problem = f"run '{old.name}' has no checkpoint in {old.checkpoint_dir}"
+                context.emit(
+                    f"  {problem}: the training starts at step 0, unless the script keeps checkpoints elsewhere"
+                )
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             lost_replies.settle(context.executor, target, run, error, emit=context.emit)  # it raises an error
@@ -214,24 +209,16 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         except KeyboardInterrupt as error:
             state = RunStatus(run=run.name, state="running", message=target.exit_message(run))
             return state, interrupts.code_of(error)
-        return _ended(context, run, stopper)
-
-    def moved(changed: Run) -> None:
-        nonlocal run
-        run = stopper.run = changed
-
-    def is_stopping() -> bool:
-        return stopper.times > 0
-
-    with replacing_lost_nodes(context.executor, target, run, emit=context.emit, moved=moved, stopping=is_stopping):
+        return _ended(context, stopper)
+    with replacing_lost_nodes(context.executor, target, stopper, emit=context.emit):
         printed = False
         while True:
             try:
                 with suppress(CannotWriteError):  # if stdout cannot be written to, the run continues
                     if not printed:  # an interrupt after the end of the log does not print it again
-                        context.executor.perform(target.logs(run, query), on_interrupt=stopper)
+                        context.executor.perform(target.logs(stopper.run, query), on_interrupt=stopper)
                     printed = True
-                state, code = _ended(context, run, stopper)
+                state, code = _ended(context, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
                     state = replace(state, message="")  # the log ends with it
                 return state, code
@@ -242,8 +229,9 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
                 stopper(error)
 
 
-def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
+def _ended(context: AppContext, stopper: "Stopper") -> tuple[RunStatus, int]:
     """Wait until the run has ended. Return its last status, and ddpctl's exit code."""
+    run = stopper.run
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
         state = status(context, (run,))[0]
@@ -359,7 +347,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
     with suppress(ProcessLookupError):
         os.kill(launch.pid, signals.SIGTERM)
     deadline = time.monotonic() + LAUNCH_STOP_S
-    while (left := run_store.unfinished_launch(run)) and left.going:
+    while (unfinished := run_store.unfinished_launch(run)) and unfinished.going:
         if time.monotonic() > deadline:
             raise UnavailableError(f"the launch of run '{run.name}' by {launch} has not ended in {LAUNCH_STOP_S:g} s")
         time.sleep(POLL_S)
@@ -386,9 +374,9 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
     return state
 
 
-def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...]:
+def probe(context: AppContext, run: Run, request: Probe) -> tuple[ProbeResult, ...]:
     """Return the requested data of each node. Return an empty tuple if the run has no machines yet."""
-    return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, asked))
+    return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, request))
 
 
 def is_unplaced(run: Run) -> bool:
@@ -437,12 +425,12 @@ def _pull(run: Run, folder: Path, *, best: bool) -> Verb[tuple[str, ...]]:
     return (yield from target_of(run).pull(run, str(folder), best=best))
 
 
-def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
-    """Return the status of each run in ``asked``, in the same order."""
+def status(context: AppContext, runs: tuple[Run, ...]) -> tuple[RunStatus, ...]:
+    """Return the status of each run, in the same order."""
     states: dict[str, RunStatus] = {}
     # A target's options may have changed between two runs.
     groups: dict[tuple[str, str], tuple[targets.Target, list[Run]]] = {}
-    for run in asked:
+    for run in runs:
         try:
             key = run.kind, json.dumps(run.options, sort_keys=True)
             target = target_of(run)
@@ -456,10 +444,8 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
             answers = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
         for run, state in zip(group, answers, strict=True):
             states[run.name] = _with_local_facts(run, run_folders.without_guess(run, state))
-    update_discovery(
-        context.root, [(run, states[run.name]) for run in asked if Path(run.folder).parent == context.root]
-    )
-    return tuple(states[run.name] for run in asked)
+    update_discovery(context.root, [(run, states[run.name]) for run in runs if Path(run.folder).parent == context.root])
+    return tuple(states[run.name] for run in runs)
 
 
 def _with_local_facts(run: Run, state: RunStatus) -> RunStatus:

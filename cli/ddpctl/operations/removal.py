@@ -32,24 +32,20 @@ class Removal:
 
     run: Run
     state: RunStatus
-    left: tuple[DiskUsage, ...]  # its folders on all machines; the last one is its local folder
+    folders: tuple[DiskUsage, ...]  # its folders on all machines; the last one is its local folder
 
 
-def choose_removals(
-    context: AppContext, asked: tuple[Run, ...], every: tuple[Run, ...]
-) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
-    """Return the runs that may be removed, and errors for the others. ``every``: the result of ``load_all``.
-
-    Raises UsageError if a record is unreadable.
-    """
-    if asked and (torn := run_store.unreadable(context.root, every)):
+def choose_removals(context: AppContext, requested: tuple[Run, ...]) -> tuple[list[Removal], list[DdpctlError]]:
+    """Return the runs that may be removed, and errors for the others. Raises UsageError if a record is unreadable."""
+    every = run_store.load_all(context.root)
+    if requested and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
             f"nothing was removed: {torn[0] / RECORD} cannot be read, and its run may use checkpoints of other "
             f"runs: repair that file, or delete {torn[0]}"
         )
     refused: list[DdpctlError] = []
     ended: list[tuple[Run, RunStatus]] = []
-    for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
+    for run, state in zip(requested, status(context, requested) if requested else (), strict=True):
         if state.state == "unknown":
             refused.append(
                 UnavailableError(
@@ -64,11 +60,11 @@ def choose_removals(
             ended.append((run, state))
     measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True))
     removals: list[Removal] = []
-    for (run, state), left in zip(ended, measured, strict=True):
-        if isinstance(left, DdpctlError):
-            refused.append(left)
+    for (run, state), folders in zip(ended, measured, strict=True):
+        if isinstance(folders, DdpctlError):
+            refused.append(folders)
         else:
-            removals.append(Removal(run=run, state=state, left=left))
+            removals.append(Removal(run=run, state=state, folders=folders))
     users = _users(removals, every)
     going = {removal.run.name for removal in removals}
     while kept := [removal for removal in removals if users[removal.run.name] - going]:
@@ -82,7 +78,7 @@ def choose_removals(
                 )
             )
         going -= {removal.run.name for removal in kept}
-    return tuple(removals), tuple(refused)
+    return removals, refused
 
 
 def remove_runs(context: AppContext, removals: Sequence[Removal]) -> tuple[_Usage, ...]:
@@ -101,7 +97,7 @@ def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[s
     users: dict[str, set[str]] = {removal.run.name: set() for removal in removals}
     owners = defaultdict[str, set[str]](set)
     for removal in removals:
-        for name in frozenset().union(*(place.names for place in removal.left)):
+        for name in frozenset().union(*(place.names for place in removal.folders)):
             owners[name].add(removal.run.name)
     for run in every:
         for folder in run_store.folders_above(run.checkpoint_dir) & owners.keys():
@@ -249,14 +245,14 @@ def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
     results: dict[int, T | DdpctlError] = {}
     answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
     while answered:
-        asked: dict[int, tuple[Command, ...]] = {}
+        commands_of: dict[int, tuple[Command, ...]] = {}
         for index, outputs in answered.items():
             try:
-                asked[index] = next(verbs[index]) if outputs is None else verbs[index].send(outputs)
+                commands_of[index] = next(verbs[index]) if outputs is None else verbs[index].send(outputs)
             except StopIteration as stop:
                 results[index] = stop.value
             except DdpctlError as error:
                 results[index] = error
-        every = iter((yield tuple(command for commands in asked.values() for command in commands)))
-        answered = {index: tuple(islice(every, len(commands))) for index, commands in asked.items()}
+        every = iter((yield tuple(command for commands in commands_of.values() for command in commands)))
+        answered = {index: tuple(islice(every, len(commands))) for index, commands in commands_of.items()}
     return tuple(results[index] for index in range(len(verbs)))

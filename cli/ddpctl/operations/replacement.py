@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 from ddpctl.errors import DdpctlError
 from ddpctl.execution.executor import Executor
@@ -15,20 +16,18 @@ POLL_S = 3.0
 LAST_LINES_S = 5.0  # how long the logs of replacement nodes may take to end
 
 
+class Followed(Protocol):
+    """A run that this process follows."""
+
+    run: Run  # its record, which changes with its machines
+    times: int  # how often it was asked to stop
+
+
 @contextmanager
 def replacing_lost_nodes(
-    executor: Executor,
-    target: Target,
-    run: Run,
-    *,
-    emit: Callable[[str], None],
-    moved: Callable[[Run], None],
-    stopping: Callable[[], bool],
+    executor: Executor, target: Target, followed: Followed, *, emit: Callable[[str], None]
 ) -> Iterator[None]:
-    """Replace lost nodes of a run while the ``with`` block runs.
-
-    ``moved`` is called with the run's changed record. ``stopping`` returns whether the run is being stopped.
-    """
+    """Replace lost nodes of a run while the ``with`` block runs, unless the run is being stopped."""
     over = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -37,25 +36,26 @@ def replacing_lost_nodes(
         threads[-1].start()
 
     def watch() -> None:
-        current, note, own = run, "", executor.another()
+        note, own = "", executor.another()
         while not over.wait(POLL_S):
-            if stopping():
+            if followed.times:
                 continue
+            run = followed.run
             try:
-                answer = own.perform(target.replace_lost(current))
+                answer = own.perform(target.replace_lost(run))
             except DdpctlError as error:
-                answer = Moved(handle=current.handle, note=str(error))
+                answer = Moved(handle=run.handle, note=str(error))
             if answer.note and answer.note != note:
                 emit(answer.note)
             note = answer.note
             if answer.nodes:
-                current = replace(current, handle=answer.handle)
-                run_store.save(current)
-                moved(current)
-                start(_follow, executor.another(), target, current, answer.nodes, emit)
+                run = replace(run, handle=answer.handle)
+                run_store.save(run)
+                followed.run = run
+                start(_follow, executor.another(), target, run, answer.nodes, emit)
         own.close()
 
-    if target.has_spares(run):
+    if target.has_spares(followed.run):
         start(watch)
     try:
         yield

@@ -107,7 +107,7 @@ def line_chart(
         below = above
     return Chart(
         title=title,
-        times=_times(seconds, across),
+        times=[(round(across(at), 1), clock(at)) for at in time_ticks(seconds)],
         values=[(round(up(tick), 1), f"{short(tick)}{unit}") for tick in ticks(low, high)],
         areas=areas,
         lines=[] if stacked else [(line.style, path(line.points)) for line in lines],
@@ -141,18 +141,15 @@ def gantt_chart(
             if span.phase == phase and span.begin >= begin:
                 x = across(span.begin - begin)
                 width = max(1.0, across(span.end - begin) - x)
-                title = f"{phase}: {format_duration(span.seconds)}, from {format_duration(span.begin - begin)} on"
+                lasting, since = format_duration(span.end - span.begin), format_duration(span.begin - begin)
+                title = f"{phase}: {lasting}, from {since} on"
                 bars.append((phase.replace(" ", "-"), round(x, 1), y + 4, round(width, 1), title))
-    height = TOP + BOTTOM + ROW * len(shares)
-    return Chart(title="", times=_times(seconds, across), height=height, labels=labels, bars=bars)
+    times = [(round(across(at), 1), clock(at)) for at in time_ticks(seconds)]
+    return Chart(title="", times=times, height=TOP + BOTTOM + ROW * len(shares), labels=labels, bars=bars)
 
 
 def _across(seconds: float, left: int = LEFT) -> Scale:
     return lambda at: left + at / seconds * (WIDTH - left - RIGHT)
-
-
-def _times(seconds: float, across: Scale) -> list[tuple[float, str]]:
-    return [(round(across(at), 1), clock(at)) for at in time_ticks(seconds)]
 
 
 def _hovers(lines: Sequence[Line], across: Scale, unit: str) -> list[tuple[float, float, str]]:

@@ -7,12 +7,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddpctl.job import secrets
 from ddpctl.job.launch_plan import command_line, title
 from ddpctl.job.spec import JobSpec
-from ddpctl.report import environment
 from ddpctl.report.charts import WIDTH, Mark, gantt_chart, history_charts, short
 from ddpctl.runs.run_store import Run
 from ddpctl.text import format_duration, number, one_line, plain
@@ -27,11 +29,19 @@ MOST_EVENTS = 300
 Clean = Callable[[str], str]  # makes a text one line without secrets
 
 
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates in this package, which escape each value."""
+    return Environment(
+        loader=PackageLoader("ddpctl.report", ""), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    )
+
+
 def render_page(
     timeline: Timeline,
     *,
     why: str = "",
-    values: Iterable[str] = (),
+    values: Sequence[str] = (),
     unsought: Sequence[str] = (),
     checks: Iterable[Mapping[str, Any]] = (),
 ) -> str:
@@ -40,10 +50,9 @@ def render_page(
     ``why`` is the cause of a failure. ``values`` are the secrets to remove. ``unsought`` are the names of secrets that
     cannot be removed. ``checks`` are the results of bench and doctor on the run's target.
     """
-    known = tuple(values)
 
     def clean(text: str) -> str:
-        return secrets.redact_text(one_line(text), known)
+        return secrets.redact_text(one_line(text), values)
 
     run, status, history = timeline.run, timeline.status, timeline.history
     begin, seconds = timeline.begin, timeline.end - timeline.begin
@@ -64,20 +73,20 @@ def render_page(
         job=f"{title(run.job)} on {run.target if run.target == run.kind else f'{run.target}, {run.kind}'}",
         launched=_date(run.created),
         tiles=_tiles(timeline),
-        last_lines=secrets.redact_text("\n".join(last_lines), known),
+        last_lines=secrets.redact_text("\n".join(last_lines), values),
         phases=phases,
         events_of_plots=[f"{format_duration(mark.at)}: {mark.text}" for mark in marks],
         charts=charts,
-        has_loss=any(of_ranks.LOSS.name in row for rows in history.nodes.values() for row in rows),
-        silent=secrets.redact_text("; ".join(timeline.silent), known),
-        environments=timeline.environments and environments_table(timeline.environments, known),
-        configuration=configuration_table(run, known),
+        has_loss=bool(history.points(of_ranks.LOSS.name)),
+        silent=secrets.redact_text("; ".join(timeline.silent), values),
+        environments=timeline.environments and environments_table(timeline.environments, values),
+        configuration=configuration_table(run, values),
         unsought=unsought,
         events=event_rows(timeline.events, begin, clean),
         checks=[
             (
                 one_line(f"ddpctl {check['check']} of {run.target}, {_date(check['time'])}"),
-                secrets.redact_text(plain("\n".join(check["lines"])), known),
+                secrets.redact_text(plain("\n".join(check["lines"])), values),
             )
             for check in checks
         ],
@@ -129,14 +138,13 @@ _NAMES = {"number of ranks": "ranks on the node"}
 
 
 def environments_table(
-    environments: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()
+    environments: Mapping[int, Mapping[str, str]], values: Sequence[str] = ()
 ) -> dict[str, list[Any]]:
     """Return ``nodes``, the titles of groups of nodes with equal values, and ``rows``, each with a value per group."""
-    known = tuple(values)
     hosts: dict[int, str] = {}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for node, facts in sorted(environments.items()):
-        shown = {one_line(key): one_line(value) for key, value in secrets.redact_mapping(facts, known).items()}
+        shown = {one_line(key): one_line(value) for key, value in secrets.redact_mapping(facts, values).items()}
         hosts[node] = shown.pop("host", "?")
         shown.pop("packages", None)  # ddpctl explain names those that differ
         groups.setdefault(tuple((_NAMES.get(key, key), value) for key, value in shown.items()), []).append(node)
@@ -150,10 +158,10 @@ def environments_table(
     }
 
 
-def configuration_table(run: Run, values: Iterable[str]) -> dict[str, str]:
+def configuration_table(run: Run, values: Sequence[str]) -> dict[str, str]:
     """Return the job and its target, without the secrets ``values``."""
-    known, job, default = tuple(values), run.job, JobSpec()
-    command = secrets.redact_command(job.command, known)
+    job, default = run.job, JobSpec()
+    command = secrets.redact_command(job.command, values)
     shown = {"program": command_line(replace(job, command=tuple(command)))}
     for item in fields(JobSpec):
         value = getattr(job, item.name)
@@ -163,12 +171,12 @@ def configuration_table(run: Run, values: Iterable[str]) -> dict[str, str]:
             continue
         name = "ranks" if item.name == "gpus" and job.device == "cpu" else item.name
         shown[name] = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    shown |= {f"env {key}": value for key, value in secrets.redact_mapping(job.env, known).items()}
+    shown |= {f"env {key}": value for key, value in secrets.redact_mapping(job.env, values).items()}
     shown |= {"target": run.target if run.target == run.kind else f"{run.target} ({run.kind})"}
     options = {key: value for key, value in run.options.items() if value not in (None, "", [], {}, ())}
-    shown |= {f"{run.kind} {key}": value for key, value in secrets.redact_mapping(options, known).items()}
+    shown |= {f"{run.kind} {key}": value for key, value in secrets.redact_mapping(options, values).items()}
     shown |= {"folder": run.cwd, "checkpoints": run.checkpoint_dir, "started by": f"ddpctl {run.version}"}
-    return {key: one_line(secrets.redact_text(value, known)) for key, value in shown.items()}
+    return {key: one_line(secrets.redact_text(value, values)) for key, value in shown.items()}
 
 
 def _fact(event: str, key: str, value: object) -> str:

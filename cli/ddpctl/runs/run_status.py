@@ -6,15 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ddpwire import metrics
 from ddpwire.exits import Exit
+from ddpwire.history import TIME, Row, read_history
 from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
-
-if TYPE_CHECKING:
-    from ddpwire.history import Row
 
 State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
@@ -32,8 +30,8 @@ State = Literal[
 ]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
-# The state of an active run is the first of these states that any of its living nodes has.
-_ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
+# The state of an active run is the first of these states that any of its living nodes has, also in ddpctl top.
+ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +54,6 @@ class Progress:
 
 def read_progress(text: str) -> Progress | None:
     """Parse the header and the last rows of a history.csv. Return None if they contain no step."""
-    from ddpwire.history import TIME, read_history  # not needed by every verb
-
     every = list(read_history(text))
     rows = [row for row in every if metrics.LAST_STEP.name in row]
     if not rows:
@@ -67,7 +63,7 @@ def read_progress(text: str) -> Progress | None:
     since = rows[restart:]  # the pace and the loss before a restart say nothing about the present
     first, last = since[0], since[-1]
 
-    def value(metric: metrics.Metric, rows: "Sequence[Row]" = rows) -> float | None:  # ranks report some values later
+    def value(metric: metrics.Metric, rows: Sequence[Row] = rows) -> float | None:  # ranks report some values later
         number = next((row[metric.name] for row in reversed(rows) if metric.name in row), None)
         return number if number is not None and math.isfinite(number) else None
 
@@ -152,26 +148,22 @@ class RunStatus:
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
-    def has_steps(self) -> bool:
-        """Whether the ranks have reported a step since they started."""
-        return _have_steps(self.nodes)
-
-    @property
     def alive(self) -> bool:
         """Whether any of the run's nodes is alive."""
         return any(report.alive for report in self.nodes)
 
 
-def _have_steps(nodes: tuple[NodeReport, ...]) -> bool:
+def have_steps(nodes: tuple[NodeReport, ...]) -> bool:
+    """Return whether the ranks have reported a step since they started."""
     return any(report.progress and report.progress.is_current for report in nodes)
 
 
 def _not_ended(nodes: Iterable[NodeState]) -> str:
     """Return the end of a sentence. It names the ranks that were asked to end but have not ended."""
-    left = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
-    halted = [rank for rank, state in left.items() if state == "stopped"]
-    which = f"{_ranks(halted)}: " if len(halted) < len(left) else ""
-    text = f"; {_ranks(left)} {'have' if len(left) > 1 else 'has'} not ended" if left else ""
+    states = {rank.rank: rank.state for node in nodes for rank in node.ranks if rank.state in ("running", "stopped")}
+    halted = [rank for rank, state in states.items() if state == "stopped"]
+    which = f"{_ranks(halted)}: " if len(halted) < len(states) else ""
+    text = f"; {_ranks(states)} {'have' if len(states) > 1 else 'has'} not ended" if states else ""
     return text + (f" ({which}stopped by SIGSTOP)" if halted else "")
 
 
@@ -246,9 +238,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         # Node 0 may continue without a node that has lost it.
         continues = any(report.number == 0 for report in alive) and outcome and outcome.cause == "node_lost"
         state = (
-            "stopping"
-            if outcome and not continues
-            else next((state for state in _ORDER if state in states), "stopping")
+            "stopping" if outcome and not continues else next((state for state in ORDER if state in states), "stopping")
         )
         number = sum(not report.is_spare for report in nodes)
         message = f"{len(alive)} of {number} node{'s' * (number != 1)} alive{_describe_spares(nodes)}"
@@ -261,7 +251,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
             message += f", attempt {attempt}"
         message += "".join(f"; {node.resumed_apart}" for node in reported if node.resumed_apart)
         message += _not_ended(reported) if state == "stopping" else ""
-        if state == "training" and not _have_steps(nodes):
+        if state == "training" and not have_steps(nodes):
             again = " in this attempt" if attempt > 1 else ""
             message += f"; no step reported yet{again} (a script reports its steps with ddp.progress)"
             state = "running"

@@ -144,9 +144,9 @@ def check_free(root: Path, name: str) -> None:
     """
     folder = root / name
     with suppress(OSError):
-        left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
+        names = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
         is_old = time.time() - folder.stat().st_mtime > TORN_AFTER_S
-        if is_old and left <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")):
+        if is_old and names <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")):
             launch = _launch_in(folder)
             if launch is None or not launch.going:
                 discard(folder)

@@ -20,7 +20,7 @@ Line = tuple[float | None, ...]
 class History:
     """The rows of each node, ordered by time."""
 
-    nodes: Mapping[int, tuple[Row, ...]]
+    nodes: Mapping[int, Sequence[Row]]
 
     @property
     def begin(self) -> float:
@@ -81,10 +81,9 @@ class History:
         lasts = (next((row[name] for row in reversed(rows) if name in row), None) for rows in self.nodes.values())
         return [value for value in lasts if value is not None]
 
-    def first_time(self, name: str) -> tuple[float, float] | None:
-        """Return the time and the value of the first row that has a series, or None if no row has it."""
-        firsts = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
-        return min((first for first in firsts if first), default=None)
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """Return the times and values of a series on all nodes, ordered by time."""
+        return sorted((row[TIME], row[name]) for rows in self.nodes.values() for row in rows if name in row)
 
 
 def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:

@@ -14,7 +14,7 @@ from ddpctl.errors import UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
-from ddpctl.runs.run_status import RunStatus, State
+from ddpctl.runs.run_status import ORDER, RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.watch.history import History
 from ddpwire import metrics as of_ranks
@@ -22,15 +22,6 @@ from ddpwire.history import HISTORY, TIME, Row, fold, read_history
 from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
 SILENT_S, SILENT_STEPS = 30.0, 10
-
-# The state of the run for each state of a node. The first state in this list that any node reports is used.
-_STATES: tuple[tuple[str, State], ...] = (
-    ("stopping", "stopping"),
-    ("restarting", "rendezvous"),
-    ("rendezvous", "rendezvous"),
-    ("starting", "starting"),
-    ("training", "training"),
-)
 WINDOW_S = 10.0  # the speed of the ranks is measured over this time
 ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # time between two status requests, if the nodes answer and if they do not
 NUM_POINTS = 60
@@ -55,6 +46,12 @@ class Reading:
     def values(self, name: str) -> list[float]:
         """Return the values of a series."""
         return [value for _, value in self.samples.get(name, ())]
+
+    @property
+    def row(self) -> Row:
+        """The row that these samples are in the history of the node."""
+        samples = ((name, labels, value) for name, pairs in self.samples.items() for labels, value in pairs)
+        return {TIME: self.time, **fold(samples)}
 
 
 def read_metrics(answer: ProbeResult) -> Reading | None:
@@ -126,37 +123,39 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
     """Compute the fields of Snapshot that depend on metrics. ``before`` are earlier readings of the same nodes."""
     earlier = {reading.node: reading for reading in before}
     latest = max((reading.time for reading in now), default=0.0)
-
-    def sums(metric: of_ranks.Metric) -> list[float]:
-        return [sum(reading.values(metric.name)) for reading in now]
-
-    def largest(metric: of_ranks.Metric) -> float | None:
-        return _largest(now, metric.name)
-
-    saved = largest(of_ranks.CHECKPOINT_LAST_SUCCESS)  # 0: no checkpoint yet; None: not reported
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: no checkpoint yet; None: not reported
+    saved_step = _largest(now, of_ranks.CHECKPOINT_LAST_STEP.name) if saved else saved
     return {
-        "step": _whole(largest(of_ranks.LAST_STEP)),
-        "planned": _whole(largest(of_ranks.STEPS_PLANNED)),
-        "epoch": _whole(largest(of_ranks.EPOCH)),
+        **last_numbers(History(nodes={reading.node: (reading.row,) for reading in now})),
         "samples_per_s": _throughput(now, earlier),
-        "loss": largest(of_ranks.LOSS),
-        "accuracy": largest(of_ranks.EVAL_ACCURACY),
-        "learning_rate": largest(of_ranks.LEARNING_RATE),
-        "goodput": of_ranks.goodput(sum(sums(of_ranks.PRODUCTIVE)), sum(sums(of_ranks.UNPRODUCTIVE))),
-        "restarts": int(max(sums(of_ranks.RESTARTS), default=0)),  # each node's counter covers the whole run
-        "steps_lost": int(max(sums(of_ranks.STEPS_LOST), default=0)),
-        "checkpoint_step": _whole(largest(of_ranks.CHECKPOINT_LAST_STEP) if saved else saved),
+        "checkpoint_step": _whole(saved_step),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
-        "ranks_alive": int(sum(sums(of_ranks.RANKS_ALIVE))),
-        "world_size": _whole(largest(of_ranks.WORLD_SIZE)),
+        "ranks_alive": int(sum(value for reading in now for value in reading.values(of_ranks.RANKS_ALIVE.name))),
+        "world_size": _whole(_largest(now, of_ranks.WORLD_SIZE.name)),
         "ranks": rows(now, earlier),
     }
 
 
+def last_numbers(history: History) -> dict[str, object]:
+    """Compute the fields of Snapshot that are the last values in a history: of a whole one, or of its last rows."""
+    return {
+        "step": _whole(history.last(of_ranks.LAST_STEP.name)),
+        "planned": _whole(history.last(of_ranks.STEPS_PLANNED.name)),
+        "epoch": _whole(history.last(of_ranks.EPOCH.name)),
+        "loss": history.last(of_ranks.LOSS.name),
+        "accuracy": history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
+        "learning_rate": history.last(of_ranks.LEARNING_RATE.name),
+        "goodput": history.goodput,
+        "restarts": _counted(history, of_ranks.RESTARTS.name),
+        "steps_lost": _counted(history, of_ranks.STEPS_LOST.name),
+    }
+
+
 def state(now: Sequence[Reading]) -> State | None:
-    """Return the state of the run, or None if no node reports a state in ``_STATES``."""
-    own = {word for reading in now for word, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
-    return next((state for word, state in _STATES if word in own), None)
+    """Return the state of the run, or None if no node reports a state in ``ORDER``."""
+    own = {state for reading in now for state, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
+    states = {"rendezvous" if state == "restarting" else state for state in own}
+    return next((state for state in ORDER if state in states), None)
 
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
@@ -286,22 +285,17 @@ class Watcher:
         Raises DdpctlError if there is no previous snapshot.
         """
         try:
-            self._last = self._probe()
+            status = self._ask(again=False)
+            answers = () if status.ended else self._probe_nodes(metrics=True)
+            readings = tuple(reading for answer in answers if (reading := read_metrics(answer)))
+            if not readings and not status.ended:
+                status = self._ask(again=True)
+            self._last = self._after_the_end(status) if status.ended else self._snapshot(status, answers, readings)
         except UnavailableError as error:  # the network may fail for a short time
             if self._last is None:
                 raise
             return replace(self._last, silent=(f"the values are not up to date ({error})",))
         return self._last
-
-    def _probe(self) -> Snapshot:
-        status = self._ask(again=False)
-        if status.ended:
-            return self._after_the_end(status)
-        answers = self._probe_nodes(metrics=True)
-        readings = tuple(reading for answer in answers if (reading := read_metrics(answer)))
-        if not readings and (status := self._ask(again=True)).ended:
-            return self._after_the_end(status)
-        return self._snapshot(status, answers, readings)
 
     def _ask(self, *, again: bool) -> RunStatus:
         now = time.monotonic()
@@ -321,8 +315,7 @@ class Watcher:
         now = max((answer.time for answer in answers if answer.time is not None), default=time.time())
         assert self._rows is not None, "the first probe reads the histories"  # noqa: S101
         for reading in readings:
-            samples = ((name, labels, value) for name, pairs in reading.samples.items() for labels, value in pairs)
-            self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
+            self._rows.setdefault(reading.node, []).append(reading.row)
         values = numbers(readings, self._before(readings))
         fresh = state(readings) or status.state  # newer than the status from the target
         answered = {reading.node for reading in readings}
@@ -336,17 +329,8 @@ class Watcher:
 
     def _after_the_end(self, status: RunStatus) -> Snapshot:
         self._probe_nodes(metrics=False)
-        history = self._history()
-        snapshot = replace(
-            empty_snapshot(status, history.end or time.time()),
-            step=_whole(history.last(of_ranks.LAST_STEP.name)),
-            planned=_whole(history.last(of_ranks.STEPS_PLANNED.name)),
-            loss=history.last(of_ranks.LOSS.name),
-            accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
-            goodput=history.goodput,
-            restarts=_counted(history, of_ranks.RESTARTS.name),
-            steps_lost=_counted(history, of_ranks.STEPS_LOST.name),
-        )
+        history = History(nodes=self._rows or {})
+        snapshot = replace(empty_snapshot(status, history.end or time.time()), **last_numbers(history))  # type: ignore[arg-type]
         return replace(self._with_history(snapshot), left_s=None)
 
     def _before(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
@@ -359,11 +343,8 @@ class Watcher:
             self._window.popleft()
         return self._window[0][1] if len(self._window) > 1 else ()
 
-    def _history(self) -> History:
-        return History(nodes={node: tuple(rows) for node, rows in (self._rows or {}).items()})
-
     def _with_history(self, snapshot: Snapshot) -> Snapshot:
-        history = self._history()
+        history = History(nodes=self._rows or {})
         moments = history.moments(NUM_POINTS)
         return replace(
             snapshot,
@@ -376,8 +357,8 @@ class Watcher:
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
     """Estimate the remaining seconds from the average time of a step so far. Time in a queue is not counted."""
-    first = history.first_time(of_ranks.LAST_STEP.name)
-    if first is None or snapshot.step is None or snapshot.planned is None:
+    steps = history.points(of_ranks.LAST_STEP.name)
+    if not steps or snapshot.step is None or snapshot.planned is None:
         return None
 
     def most(rows: Sequence[Row], name: str) -> float:
@@ -385,7 +366,8 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
 
     name, alive = f"{of_ranks.UNPRODUCTIVE.name}:requeue", of_ranks.RANKS_ALIVE.name
     waits_s = (most(rows, name) / ranks for rows in history.nodes.values() if (ranks := most(rows, alive)))
-    passed_s, taken = snapshot.time - first[0] - max(waits_s, default=0.0), snapshot.step - first[1]
+    begin, first = steps[0]
+    passed_s, taken = snapshot.time - begin - max(waits_s, default=0.0), snapshot.step - first
     return max(0, snapshot.planned - snapshot.step) * passed_s / taken if passed_s > 0 and taken > 0 else None
 
 

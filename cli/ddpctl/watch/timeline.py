@@ -71,11 +71,6 @@ class Span:
     begin: float
     end: float
 
-    @property
-    def seconds(self) -> float:
-        """The duration in seconds."""
-        return self.end - self.begin
-
 
 @dataclass(kw_only=True)
 class _Clock:
@@ -92,23 +87,15 @@ class _Clock:
 
 
 def phase_spans(
-    events: Sequence[Event],
-    *,
-    created: float,
-    placed: Placed,
-    queued: bool,
-    state: State,
-    now: float,
-    nodes: int,
-    history: History,
+    events: Sequence[Event], run: Run, state: State, *, placed: Placed, now: float, history: History
 ) -> tuple[Span, ...]:
     """Return the spans of the run in order.
 
-    ``placed`` has the times at which each node got a machine, if they are known. ``queued``: whether the target has a
-    queue. If the run is active, the spans end at ``now``. Otherwise they end at the last event or metric.
+    ``placed`` has the times at which each node got a machine, if they are known. If the run is active, the spans end at
+    ``now``. Otherwise they end at the last event or metric.
     """
     spans: list[Span] = []
-    since, starts = created, split_starts(events, placed)
+    since, starts, queued = run.created, split_starts(events, placed), "queue" in targets.capabilities(run.kind)
     times = sorted({time for node in placed.values() for time in node})
     for start, following in pairwise((*starts, ())):
         first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
@@ -117,7 +104,7 @@ def phase_spans(
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         if places:
             clock.turn("start", places[-1])
-        _follow(clock, start, nodes=nodes, history=history, again=bool(spans))
+        _follow(clock, start, nodes=run.job.max_nodes, history=history, again=bool(spans))
         since = max(clock.since, _last_sign(start, history, following[0].time if following else now))
         if not following and state in GOING and (state == "stopping" or not _is_over(start, placed)):
             since = now
@@ -224,7 +211,7 @@ def phase_totals(spans: Iterable[Span]) -> Mapping[str, float]:
     """Return the total seconds of each phase that occurred, in the order of PHASES."""
     seconds: dict[str, float] = {}
     for span in spans:
-        seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
+        seconds[span.phase] = seconds.get(span.phase, 0.0) + (span.end - span.begin)
     return {phase: seconds[phase] for phase in PHASES if phase in seconds}
 
 
@@ -250,7 +237,7 @@ def _is_end(event: Event, phase: str) -> bool:
 
 def _last_step(history: History, before: float) -> float:
     """Return the time of the last step in the history up to the time ``before``, or ``before`` if there is none."""
-    known = [(time, step) for time, step in _steps(history) if time <= before]
+    known = [(time, step) for time, step in history.points(of_ranks.LAST_STEP.name) if time <= before]
     return max(known, key=lambda row: row[1], default=(before, 0.0))[0]  # the first row with the highest step
 
 
@@ -259,15 +246,11 @@ def _caught_up(history: History, event: Event) -> float:
 
     ``event`` is the first step of the ranks after the restart.
     """
-    before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
+    steps = history.points(of_ranks.LAST_STEP.name)
+    before = max((step for time, step in steps if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
-    return next((time for time, step in _steps(history) if time >= event.time and step >= before), event.time)
-
-
-def _steps(history: History) -> list[tuple[float, float]]:
-    name = of_ranks.LAST_STEP.name
-    return sorted((row[TIME], row[name]) for rows in history.nodes.values() for row in rows if name in row)
+    return next((time for time, step in steps if time >= event.time and step >= before), event.time)
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
@@ -347,24 +330,16 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     placed = {answer.node: answer.placed for answer in answers}
     now = time.time()
     last_lines_of, last_lines = _last_output(context, run, status)
+    spans: tuple[Span, ...] = ()
+    if events or not (status.ended or status.state == "unknown"):  # else they are lost, or have another format
+        spans = phase_spans(events, run, status.state, placed=placed, now=now, history=history)
     return Timeline(
         run=run,
         status=status,
         now=now,
         events=events,
         history=history,
-        spans=()
-        if (status.ended or status.state == "unknown") and not events  # the events are lost, or have another format
-        else phase_spans(
-            events,
-            created=run.created,
-            placed=placed,
-            queued="queue" in targets.capabilities(run.kind),
-            state=status.state,
-            now=now,
-            nodes=run.job.max_nodes,
-            history=history,
-        ),
+        spans=spans,
         environments=read_environments(answers),
         last_lines=last_lines,
         last_lines_of=last_lines_of,

@@ -95,7 +95,7 @@ def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(t
         runs = [
             replace(run, name=n, folder=f"{tmp_path}/{n}", handle=run.handle | {"dir": f"/runs/{n}"}) for n in "abc"
         ]
-        made = [removal.Removal(run=one, state=state, left=()) for one in runs]
+        made = [removal.Removal(run=one, state=state, folders=()) for one in runs]
         asked.clear()
         executor = cast("Executor", SimpleNamespace(perform=perform))
         found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)

@@ -14,7 +14,7 @@ from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults, names
 from tests.unit.ddpctl.test_monitoring_alerts import PROMTOOL, ROOT, needs_promtool
 
 from ddpctl.errors import UsageError
-from ddpctl.monitoring.alerts import Limits, parse_limits, rule_groups
+from ddpctl.monitoring.prometheus import Limits, parse_limits, rule_groups
 from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
 PROMETHEUS = shutil.which("prometheus")

@@ -13,8 +13,8 @@ from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.test_monitoring_alerts import DASHBOARDS, written
 from tests.unit.ddpctl.test_monitoring_alerts import compose as compose
 
+from ddpctl.commands.monitor import MARK
 from ddpctl.monitoring.prometheus import Scraping, parse_exporters, prometheus_yml
-from ddpctl.monitoring.stack import MARK
 
 
 def test_config_can_be_written_again_but_not_over_somebodys_own(tmp_path: Path) -> None:

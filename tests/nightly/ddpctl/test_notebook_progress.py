@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.ddpctl.test_notebook_session import row, write
 
-from ddpctl.notebook.progress import MAX_POINTS, Lines, Progress, curve, last_attempts
+from ddpctl.notebook.progress import MAX_POINTS, Progress, curve, last_attempts
 from ddpwire.history import Row
 
 
@@ -19,7 +19,7 @@ def points(rows: Sequence[Row]) -> list[str]:
 
 def test_elsewhere_the_last_line_is_the_runs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, row(90, loss=1.0))
-    Progress(tmp_path, Lines()).update(last=True)
+    Progress(tmp_path, None).update(last=True)
     assert capsys.readouterr().out == "step 90   loss 1.0000\n"
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.ddpctl.test_top import FAST, TRAINING, node, screen_lines, snapshot
 
-from ddpctl.commands.top import document
 from ddpctl.commands.top_screen import duration, line, meter, shares, sparkline
+from ddpctl.commands.watch import document
 from ddpctl.execution.node_probe import ProbeResult
 from ddpctl.text import number
 from ddpctl.watch.history import History

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from tests.unit.ddpctl.records import run_of
 from tests.unit.ddpctl.test_watch_timeline import NOBODY, START, both, drawn, event, timeline
 
-from ddpctl.commands.timeline import lines
+from ddpctl.commands.watch import lines
+from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
@@ -21,17 +23,9 @@ from ddpwire.events import Event
 def test_the_queue_ends_with_the_first_pod_whatever_became_of_the_others() -> None:
     """Node 1's pod was replaced at 150, and what its first one has told went with it."""
     later = [one for one in START if one.node == 0] + [event(152, "node_started", node=1)]
-    found = phase_spans(
-        later,
-        created=100,
-        placed={0: (104,), 1: (150,)},
-        queued=True,
-        state="training",
-        now=200,
-        nodes=2,
-        history=NOBODY,
-    )
-    assert (found[0].phase, found[0].end) == ("queue", 104)
+    run, placed = run_of(created=100, kind="kubernetes", job=JobSpec(nodes="2")), {0: (104,), 1: (150,)}
+    spans = phase_spans(later, run, "training", placed=placed, now=200, history=NOBODY)
+    assert (spans[0].phase, spans[0].end) == ("queue", 104)
 
 
 def test_what_was_pulled_after_the_queue_and_what_no_queue_is() -> None:

@@ -14,7 +14,7 @@ from tests.e2e.driver import PACED, ddpctl, node_log, wait_until
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, names, plain, selectors_of
 from tests.unit.repository.test_dashboards import expressions
 
-from ddpctl.monitoring.stack import DASHBOARDS
+from ddpctl.monitoring.prometheus import DASHBOARDS
 from ddpwire.metrics import CATALOGUE
 
 pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(1800)]

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.unit.repository.test_dashboards import board, panels
 
-from ddpctl.monitoring.stack import DASHBOARDS
+from ddpctl.monitoring.prometheus import DASHBOARDS
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -8,7 +8,7 @@ from typing import Any
 import promql_parser
 import yaml
 
-from ddpctl.monitoring.alerts import Limits, rule_groups
+from ddpctl.monitoring.prometheus import Limits, rule_groups
 from ddpwire.metrics import CATALOGUE
 
 

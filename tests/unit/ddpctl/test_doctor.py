@@ -17,8 +17,8 @@ from ddpctl.commands.checks import PARAMETERS, TIMES, advice, advice_lines, comp
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
-from ddpctl.operations import check_job, doctor, launcher
-from ddpctl.operations.check_job import NoResultError
+from ddpctl.operations import checks, launcher
+from ddpctl.operations.checks import NoResultError
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets.kubernetes.options import KubernetesOptions
@@ -71,16 +71,16 @@ def context(tmp_path: Path) -> launcher.AppContext:
 
 def test_bad_hosts_are_left_out_while_there_are_others(monkeypatch, context):
     doctor_ = Doctor({"box0": "bad", "box1": "warning", "box2": "bad"})
-    monkeypatch.setattr(check_job, "run_check", doctor_)
-    request = doctor.only_sound(context, REQUEST)
+    monkeypatch.setattr(checks, "run_check", doctor_)
+    request = checks.only_sound(context, REQUEST)
     assert doctor_.looked_at == [("box0", "box1"), ("box1", "box2"), ("box1", "box3")]
     assert request == replace(REQUEST, options=replace(OPTIONS, exclude=("box0", "box2")))
 
 
 def test_too_few_sound_hosts_are_a_refusal(monkeypatch, context):
-    monkeypatch.setattr(check_job, "run_check", Doctor(dict.fromkeys(("box0", "box1", "box2"), "bad")))
+    monkeypatch.setattr(checks, "run_check", Doctor(dict.fromkeys(("box0", "box1", "box2"), "bad")))
     with pytest.raises(UnavailableError) as error:
-        doctor.only_sound(context, REQUEST)
+        checks.only_sound(context, REQUEST)
     assert error.value.fields == {"nodes": [0]}  # of the last look: box2
 
 
@@ -88,8 +88,8 @@ def test_too_few_sound_hosts_are_a_refusal(monkeypatch, context):
 def test_a_host_that_the_target_refuses_is_a_finding_and_the_others_are_examined(monkeypatch, context, ready):
     refused = {f"box{n}": [] if f"box{n}" in ready else [("SSH", "no answer"), ("disk", "full")] for n in range(4)}
     doctor_ = Doctor({"box3": "bad"}, refused=refused)
-    monkeypatch.setattr(check_job, "run_check", doctor_)
-    result, machines = doctor.examine(context, replace(REQUEST, job=replace(REQUEST.job, nodes="4")))
+    monkeypatch.setattr(checks, "run_check", doctor_)
+    result, machines = checks.examine(context, replace(REQUEST, job=replace(REQUEST.job, nodes="4")))
     assert machines == ("box0", "box1", "box2", "box3")
     assert doctor_.looked_at[1:] == ([ready] if ready else [])
     statuses = {(machines[row["node"]], row["check"]): row["status"] for row in result["results"]}
@@ -97,32 +97,32 @@ def test_a_host_that_the_target_refuses_is_a_finding_and_the_others_are_examined
     assert statuses == bad | {(host, "clock"): "bad" if host == "box3" else "ok" for host in ready}
     assert {(node["node"], node["host"]) for node in result["nodes"]} == {(n, f"box{n}") for n in range(4)}
     assert (result["code"], len(result["findings"])) == (69, len(bad) + bool(ready))
-    kept = check_job.last_result(context, "boxes", "doctor")
+    kept = checks.last_result(context, "boxes", "doctor")
     assert kept
-    assert (kept["results"], kept["lines"]) == (result["results"], doctor.lines(result))
+    assert (kept["results"], kept["lines"]) == (result["results"], checks.lines(result))
 
 
 def test_the_table_has_a_column_for_nodes_that_are_alike():
     results = [finding(n, "bad" if n == 3 else "ok", "disk") for n in range(64)]
     results += [finding(n, "not looked at", "Xid", "no GPU") for n in range(64)]
-    lines = doctor.lines({"nodes": [{"node": n} for n in range(64)], "results": results})
+    lines = checks.lines({"nodes": [{"node": n} for n in range(64)], "results": results})
     assert [line.split() for line in lines[:2]] == [["node", "0-2,4-63", "node", "3"], ["disk", "ok", "BAD"]]
     assert lines[2:] == ["not looked at on node 0-63: Xid (no GPU)", "node 3, disk: bad: x; expected: -; -"]
 
 
 def test_a_refusal_of_ddprun_is_a_finding_of_its_node(monkeypatch, context):
     outcome = Outcome(code=78, cause="config", message="the nodes do not match", node=1)
-    monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=outcome))
-    result, _ = doctor.examine(context, REQUEST)
+    monkeypatch.setattr(checks, "run_check", Doctor({}, outcome=outcome))
+    result, _ = checks.examine(context, REQUEST)
     assert (result["code"], [(row["node"], row["status"]) for row in result["results"]]) == (69, [(1, "bad")])
-    monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=replace(outcome, node=None)))
+    monkeypatch.setattr(checks, "run_check", Doctor({}, outcome=replace(outcome, node=None)))
     with refused(DdpctlError, code=78):
-        doctor.examine(context, REQUEST)
+        checks.examine(context, REQUEST)
 
 
 @pytest.mark.parametrize("workload", ["job", "pytorchjob", "trainjob"])
 def test_the_job_on_kubernetes_is_one_that_its_schemas_allow(workload):
-    job = doctor.job_of(replace(REQUEST.job, device="cuda", image="registry.example/train:1"))
+    job = checks.job_of(replace(REQUEST.job, device="cuda", image="registry.example/train:1"))
     text = KubernetesTarget(KubernetesOptions(workload=workload)).render(plan_of(job))
     things = [thing for thing in yaml.safe_load_all(text) if thing]
     assert [faults(thing) for thing in things] == [[]] * len(things)

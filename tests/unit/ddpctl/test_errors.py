@@ -8,7 +8,7 @@ from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, FileError, UnavailableError
 from ddpctl.job.secrets import read_secrets
 from ddpctl.job.spec import JobSpec
-from ddpctl.notebook.errors import RankError
+from ddpctl.notebook import RankError
 from ddpwire.exits import Exit
 
 

@@ -9,11 +9,13 @@ import pytest
 from tests.messages import assert_names
 from tests.unit.ddpctl.records import run_of
 
-from ddpctl.commands import formatting
-from ddpctl.commands.hosts import hosts_table
+from ddpctl.commands import formatting, runs
+from ddpctl.commands.machines import hosts_table
+from ddpctl.errors import UsageError
 from ddpctl.job.spec import JobSpec
+from ddpctl.operations import launcher
 from ddpctl.runs import run_store
-from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
+from ddpctl.runs.run_status import NodeReport, Progress, RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import CpuRun, GpuReport, HostReport
 from ddpctl.text import EscapeFilter, cut, format_duration, plain
@@ -94,13 +96,24 @@ def test_status_of_an_ended_run_names_its_checkpoints_only_if_it_can_resume(tmp_
     assert ended(with_checkpoint(tmp_path)) == ["  logs         /runs/night", f"  checkpoints  {tmp_path}"]
 
 
-@pytest.mark.parametrize(("code", "resumes"), [(1, True), (78, False)])
-def test_settings_that_were_refused_are_not_to_be_resumed_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, resumes: bool
+@pytest.mark.parametrize(
+    ("state", "code", "resumes"),
+    [("failed", 1, True), ("stopped", 143, True), ("failed", 78, False), ("succeeded", 0, False)],
+)
+def test_a_resume_is_suggested_only_where_it_can_continue_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: State, code: int, resumes: bool
 ) -> None:
+    """Settings that were refused are refused again, and a run that has succeeded has nothing left to do."""
+    record, ending = with_checkpoint(tmp_path), RunStatus(run="night", state=state, message="", code=code)
     monkeypatch.setenv("DDPCTL_STATE_DIR", str(Path(RUN.folder).parent))
-    state = RunStatus(run="night", state="failed", message="", code=code)
-    assert any("--resume night" in line for line in formatting.next_steps(with_checkpoint(tmp_path), state)) == resumes
+    monkeypatch.setattr(run_store, "load", lambda *_, **__: record)
+    monkeypatch.setattr(launcher, "status", lambda *_: (ending,))
+    assert any("--resume night" in line for line in formatting.next_steps(record, ending)) == resumes
+    for verb in (runs.suspend, runs.resume):
+        with pytest.raises(UsageError) as error:
+            verb("night")
+        assert_names(error.value, "night", state)
+        assert ("--resume night" in str(error.value)) == resumes
 
 
 def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, request_to_re
 from ddpctl.errors import ConfigError, DdpctlError
 from ddpctl.job.launch_plan import Plan, Request, command_line, contract, ddprun_args, program, script_of, title
 from ddpctl.job.spec import JobSpec, check_command
-from ddpctl.operations import launcher
+from ddpctl.operations import checks, launcher
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
@@ -166,7 +166,7 @@ def test_an_own_flag_of_launch_changes_what_launch_does(
     monkeypatch.setattr(launcher, "pull", lambda *_: calls.append("pull"))
     monkeypatch.setattr(launcher, "dry_run", lambda *_: calls.append("dry run"))
     monkeypatch.setattr(launcher, "check_alone", lambda *_: None)
-    monkeypatch.setattr("ddpctl.commands.launch.only_sound", only_sound)
+    monkeypatch.setattr(checks, "only_sound", only_sound)
     monkeypatch.setattr(run_store, "load", lambda *_, **__: RUN)
     done = ddpctl("launch", *arguments.split())
     assert (done.returncode, calls) == (0, expected), done.stderr

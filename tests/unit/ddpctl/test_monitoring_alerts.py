@@ -15,7 +15,7 @@ from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.job.spec import JobSpec
-from ddpctl.monitoring.alerts import Limits, parse_limits, prometheus_rule, rule_groups
+from ddpctl.monitoring.prometheus import Limits, parse_limits, prometheus_rule, rule_groups
 from ddpctl.operations import launcher
 from ddpctl.runs.run_status import NodeReport, RunStatus
 from ddpwire.run_files import NodeState
@@ -91,7 +91,7 @@ def compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder and the lines; tests/nightly/monitoring/test_monitor_box.py starts the real one."""
-    monkeypatch.setattr("ddpctl.monitoring.stack.READY_S", 0)
+    monkeypatch.setattr("ddpctl.commands.monitor.READY_S", 0)
     done = ddpctl("monitor", "up", "--port", "39090", "--grafana-port", "33000")
     state = Path(os.environ["DDPCTL_STATE_DIR"])
     box = state / ".monitoring"

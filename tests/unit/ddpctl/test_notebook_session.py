@@ -1,6 +1,5 @@
 """What a cell shows of its run, and which earlier run it continues from."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,16 @@ import pytest
 from tests.messages import refused
 from tests.unit.ddpctl.records import run_of
 
+from ddpctl import notebook
 from ddpctl.errors import UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
-from ddpctl.notebook import errors, session
-from ddpctl.notebook.progress import Cell, Progress, last_attempts, summary
+from ddpctl.notebook import session
+from ddpctl.notebook.progress import Progress, last_attempts, summary
 from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
-from ddpwire.history import HEADER, HISTORY, Row, line, read_history
+from ddpwire.history import HEADER, HISTORY, line, read_history
 
 
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,35 +93,39 @@ def write(folder: Path, *rows: dict[str, float]) -> None:
     (folder / HISTORY).write_text("\n".join([HEADER, *(line(values["time"], values) for values in rows), ""]))
 
 
-class Shown:
-    """What was shown, in the place of a cell."""
+class Cell:
+    """In the place of IPython's display function and of the output that it returns."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, bool]] = []
+        self.outputs: list[dict[str, str]] = []
 
-    def show(self, rows: Sequence[Row], text: str, *, last: bool) -> None:
-        del text
-        self.steps.append((int(rows[-1]["ddp_last_step"]), last))
+    def __call__(self, data: dict[str, str], **options: object) -> "Cell":
+        self.update(data, **options)
+        return self
+
+    def update(self, data: dict[str, str], **options: object) -> None:
+        assert options["raw"] is True
+        self.outputs.append(data)
 
 
 def test_the_last_picture_is_the_runs_end_also_where_nothing_was_shown_before(tmp_path: Path) -> None:
-    cell = Shown()
+    cell = Cell()
     progress = Progress(tmp_path, cell)
     progress.update()  # there is no history yet
     write(tmp_path, row(30, loss=2.0))
     progress.update()  # it is not time yet
     write(tmp_path, row(30, loss=2.0), row(90, loss=1.0))
     progress.update(last=True)
-    assert cell.steps == [(90, True)]
+    assert [output["text/plain"] for output in cell.outputs] == ["step 90   loss 1.0000"]
 
 
 def test_a_run_that_reports_nothing_shows_nothing(tmp_path: Path) -> None:
-    cell = Shown()
+    cell = Cell()
     progress = Progress(tmp_path, cell)
     write(tmp_path, {"time": 1000.0})
     progress.update()
     progress.update(last=True)
-    assert cell.steps == []
+    assert cell.outputs == []
 
 
 def test_the_line_says_how_far_it_is() -> None:
@@ -130,15 +134,14 @@ def test_the_line_says_how_far_it_is() -> None:
     assert summary([row(20, planned=90, loss=0.5)]) == "step 20 of 90   loss 0.5000"
 
 
-def test_a_cell_shows_the_curve_above_the_line() -> None:
-    outputs: list[dict[str, str]] = []
-
-    def display(data: dict[str, str], **options: object) -> None:
-        outputs.append(data)
-
-    Cell(display).show([row(10, loss=2.0), row(20, loss=1.0)], "step 20 <of> 90", last=False)
-    assert outputs[0]["text/plain"] == "step 20 <of> 90"
-    picture, _, text = outputs[0]["text/html"].partition("</svg>")
+def test_a_cell_shows_the_curve_above_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddpctl.notebook.progress.summary", lambda _: "step 20 <of> 90")
+    cell = Cell()
+    write(tmp_path, row(10, loss=2.0), row(20, loss=1.0))
+    Progress(tmp_path, cell).update(last=True)
+    (output,) = cell.outputs
+    assert output["text/plain"] == "step 20 <of> 90"
+    picture, _, text = output["text/html"].partition("</svg>")
     assert picture.count("<polyline") == 1
     assert text.strip() == "<pre>step 20 &lt;of&gt; 90</pre>"
 
@@ -153,8 +156,8 @@ def launch():
 
 
 def test_an_error_shows_no_frame_of_the_notebook_package() -> None:
-    own = str(Path(errors.__file__).with_name("session.py"))
-    names: dict[str, Any] = {"as_the_caller_sees": errors.as_the_caller_sees}
+    own = str(Path(notebook.__file__).with_name("session.py"))
+    names: dict[str, Any] = {"as_the_caller_sees": notebook.as_the_caller_sees}
     exec(compile(LAUNCH, own, "exec"), names)  # noqa: S102
     with pytest.raises(ValueError, match="X") as raised:
         names["launch"]()

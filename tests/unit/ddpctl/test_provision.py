@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddpctl.command import Command, Output, Verb
+from ddpctl.commands.machines import HostResult, Playbook, inventory_text, set_up
 from ddpctl.errors import UnavailableError
-from ddpctl.operations.provision import HostResult, Playbook, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 ANSIBLE, RECAP = "/v/ansible-playbook", "/s/recap.json"
@@ -17,7 +17,7 @@ ANSIBLE, RECAP = "/v/ansible-playbook", "/s/recap.json"
 def provisioning(*extra: str, tags: str = "", playbook: Playbook = "site", check: bool = False) -> Any:
     """The verb of ``ddpctl provision`` with these arguments."""
     argv = (ANSIBLE, "--inventory=/s/boxes.yaml", *([tags] if tags else []))
-    return provision(argv, extra, folder="/p", recap=RECAP, playbook=playbook, check=check)
+    return set_up(argv, extra, folder="/p", recap=RECAP, playbook=playbook, check=check)
 
 
 def play(verb: Verb[dict[str, HostResult]], *recaps: object) -> tuple[list[str], dict[str, HostResult]]:

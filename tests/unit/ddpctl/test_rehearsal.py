@@ -8,11 +8,11 @@ import pytest
 from tests.in_process import ddpctl
 from tests.messages import assert_names
 
+from ddpctl.commands import rehearse as rehearse_command
 from ddpctl.commands.launch import name_rehearse
 from ddpctl.diagnosis.rehearsal import QUESTIONS, Row, judge
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
-from ddpctl.operations import rehearsal as operations
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs.run_store import Run
 
@@ -485,11 +485,10 @@ def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
     jobs = list[JobSpec]()
     plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
 
-    def rehearse(_: object, request: Any, there: None, **__: object) -> tuple[list[dict[str, Any]], int]:
-        assert there is None
+    def rehearse(_: object, request: Any, __: object) -> tuple[list[dict[str, Any]], int]:
         jobs.append(request.job)
         return plain, 0
 
-    monkeypatch.setattr(operations, "rehearse", rehearse)
+    monkeypatch.setattr(rehearse_command, "_rehearse_here", rehearse)
     ddpctl("rehearse", cwd=tmp_path)
     assert [(job.spares, job.checkpoint_copies) for job in jobs] == [(0, 1)]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 from tests.unit.ddpctl.records import run_of
 
-from ddpctl.commands.timeline import lines
+from ddpctl.commands.watch import lines
 from ddpctl.job.spec import JobSpec
 from ddpctl.report.html import configuration_table, render_page
 from ddpctl.runs.run_status import RunStatus, State
@@ -53,16 +53,8 @@ def drawn(
     queued: bool = True,
     state: State = "training",
 ) -> list[tuple[str, float, float]]:
-    spans = phase_spans(
-        events,
-        created=100,
-        placed=dict.fromkeys((0, 1), placed),
-        queued=queued,
-        state=state,
-        now=200,
-        nodes=2,
-        history=history,
-    )
+    run = run_of(created=100, kind="slurm" if queued else "local", job=JobSpec(nodes="2"))
+    spans = phase_spans(events, run, state, placed=dict.fromkeys((0, 1), placed), now=200, history=history)
     assert [span.end for span in spans[:-1]] == [span.begin for span in spans[1:]], "no gap, nothing twice"
     return [(span.phase, span.begin, span.end) for span in spans]
 
@@ -154,7 +146,7 @@ def test_of_gauges_the_largest_counts() -> None:
     assert COURSE.gauge("loss", (0.0, 10.0, 20.0)) == (None, 2.0, 2.0)
     assert (COURSE.last("loss"), COURSE.last("none")) == (2.0, None)
     assert COURSE.total("n") == 200.0
-    assert (COURSE.first_time("n"), COURSE.first_time("none")) == ((0.0, 0.0), None)
+    assert (COURSE.points("n")[0], COURSE.points("none")) == ((0.0, 0.0), [])
 
 
 DONE = RunStatus(run="night", state="succeeded", message="every rank exited with 0", code=0)

@@ -7,7 +7,7 @@ import pytest
 from grafana_foundation_sdk.models import units
 from tests.unit.ddpctl.expressions import RECORDINGS, faults, names
 
-from ddpctl.monitoring.stack import DASHBOARDS, static_file
+from ddpctl.monitoring.prometheus import DASHBOARDS, static_file
 from ddpwire.metrics import CATALOGUE
 
 UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}

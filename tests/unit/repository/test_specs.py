@@ -15,9 +15,8 @@ from ddpctl import targets
 from ddpctl.execution.executor import Executor
 from ddpctl.job import config
 from ddpctl.migration.formats import TABLES
-from ddpctl.monitoring import alerts, stack
-from ddpctl.monitoring.alerts import Limits
-from ddpctl.monitoring.prometheus import Scraping
+from ddpctl.monitoring import prometheus
+from ddpctl.monitoring.prometheus import Limits, Scraping
 from ddpctl.operations import launcher
 from ddprank.series import LoopSeries
 from ddpwire.events import KINDS
@@ -95,11 +94,11 @@ def row(metric: Metric, scripts: set[str]) -> str:
     return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} | {set_by} | {metric.help}{needs} |\n"
 
 
-BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())
+BOX = prometheus.compose_files(Scraping(targets=prometheus.MOUNTED_TARGETS), Limits())
 SPECS = {
     **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items() if not name.endswith(".json")},
-    "k8s/monitoring/rules.yaml": partial(alerts.prometheus_rule, Limits()),
-    "k8s/monitoring/dashboards.yaml": stack.dashboard_config_maps,
+    "k8s/monitoring/rules.yaml": partial(prometheus.prometheus_rule, Limits()),
+    "k8s/monitoring/dashboards.yaml": prometheus.dashboard_config_maps,
     "docs/metrics.md": metrics_page,
     "docs/migrating.md": migrating_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
