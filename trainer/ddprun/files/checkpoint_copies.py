@@ -183,7 +183,12 @@ class CheckpointCopies:
             self._failed(OSError(f"the last copy took longer than {limit_s:g} s"))
 
     def fill(self, attempt: int, gives_up: Callable[[], bool]) -> None:
-        """Wait for the copy that the ranks of this node may load in this attempt. Call this before they start."""
+        """Wait for the copy that the ranks of this node may load in this attempt. Call this before they start.
+
+        A new node 0 first fetches the newest copy that another node offers. Raises NodeError and StoreError.
+        """
+        if not self._is_complete:
+            self.restore()
         self._attempt = attempt
         self._wake.set()
         progress, deadline, due = Progress(self._journal.log, "waiting for the copy"), time.monotonic() + FILL_S, -1

@@ -170,12 +170,13 @@ class Consensus:
         read_statuses: Callable[[], Sequence[RankStatus]],
         requeues: Requeues | None,
         describe_success: Callable[[], str],
+        on_resumes: Callable[[Sequence[Resume]], None],
         history: Sequence[FailedAttempt],
     ) -> None:
         """Start the threads, which run until the process ends or node 0 is lost. Raises NodeError.
 
-        ``read_statuses`` returns the statuses of this node's ranks. ``history``: the attempts that failed under a
-        previous node 0.
+        ``read_statuses`` returns the statuses of this node's ranks. On node 0, ``on_resumes`` is called when all nodes
+        have reported what their ranks resume from. ``history``: the attempts that failed under a previous node 0.
         """
         try:
             # A connection that waits for a key cannot be used for other calls.
@@ -188,6 +189,7 @@ class Consensus:
         self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.replaces_node_0
         self._config = config
         self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
+        self._on_resumes = on_resumes
         self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
@@ -206,7 +208,6 @@ class Consensus:
         self._failures: list[Failure] = []
         self._exited: list[int] = []  # the ranks that exited with 0 before the first failure
         self._resumes: list[Resume] = []
-        self.on_resumes: Callable[[Sequence[Resume]], None] = lambda _: None  # called when all nodes have reported
         self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
@@ -425,7 +426,7 @@ class Consensus:
             if isinstance(post, list):
                 self._resumes += post
                 if {resume.node for resume in self._resumes} == {*self._members}:
-                    self.on_resumes(self._resumes)
+                    self._on_resumes(self._resumes)
                 continue
             rank, done = post
             if not self._failures:

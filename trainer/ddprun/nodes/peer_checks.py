@@ -7,15 +7,14 @@ Keys of the control store: ``facts`` contains node 0's facts. ``arguments`` cont
 import contextlib
 import json
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from ddprun.metrics.metrics import NodeSeries
-from ddprun.nodes.preflight import PreflightReport, node_label
+from ddprun.nodes.preflight import StartedNode, node_label
 from ddprun.settings import node_facts
-from ddprun.settings.node_config import NodeConfig, check_program
+from ddprun.settings.node_config import check_program
 from ddprun.system import stores
 from ddprun.system.errors import node_error
 from ddpwire import clock, metrics
@@ -28,13 +27,9 @@ POLL_S = 0.05
 class PeerChecks:
     """The checks that a node makes when it meets the others for the first time."""
 
-    def __init__(
-        self, config: NodeConfig, report: PreflightReport, series: NodeSeries, environ: Mapping[str, str]
-    ) -> None:
-        self._config = config
-        self._report = report
-        self._series = series
-        self._facts = node_facts.read_facts(config, environ)
+    def __init__(self, node: StartedNode, series: NodeSeries) -> None:
+        self._config, self._report, self._series = node.config, node.report, series
+        self._facts = node_facts.read_facts(node.config, node.environ)
         self._has_compared = self._has_reported = False
 
     def compare(self, control: Store) -> None:

@@ -8,10 +8,16 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ddprun.files.node_dir import Node
+from ddprun.metrics.recovery import Downtime
+from ddprun.ranks.rank_environment import ResourceAllocation
+from ddprun.ranks.termination import Signals
+from ddprun.ranks.user_commands import UserCommands
+from ddprun.ranks.workers import Workers
 from ddprun.settings.node_config import UNNUMBERED, NodeConfig
 from ddprun.system import machine, network
 from ddprun.system.errors import config_error, node_error
@@ -89,6 +95,20 @@ class Route:
     own: str  # this node's address, as node 0 sees it
     interface: str | None  # None if no interface of this machine has that address
     listener: socket.socket | None  # on node 0, a socket that is bound to the port but does not listen yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedNode(Node):
+    """A node that has forked its supervisor, and knows its route to node 0."""
+
+    environ: Mapping[str, str]  # ddprun's own environment; each rank's environment is derived from it
+    commands: UserCommands
+    signals: Signals
+    workers: Workers
+    resources: ResourceAllocation
+    report: PreflightReport
+    route: Route
+    downtime: Downtime
 
 
 def find_route(config: NodeConfig, report: PreflightReport) -> Route:

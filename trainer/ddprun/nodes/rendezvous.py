@@ -105,7 +105,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self._check_stop = check_stop
         self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
-        self._voter, self._is_elected = voter, self._is_leader and voter is not None
+        self._voter, self.is_elected = voter, self._is_leader and voter is not None
         self._called: dict[int, int] = {}  # lost node → the spare that takes its place
         self._hopeless_at: float | None = None  # since when a node is lost and there is no spare
         self.attempt = 0
@@ -445,7 +445,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 self.control.delete_key(f"claim/{node}")
                 del self._called[node]
         lost = [node for node in missing if not self.control.check([f"claim/{node}"])]
-        is_due = passed_s > SURVIVORS_S if self._is_elected and not self.previous_outcome else self.previous_outcome
+        is_due = passed_s > SURVIVORS_S if self.is_elected and not self.previous_outcome else self.previous_outcome
         if not lost or not is_due or not self._voter:
             self._hopeless_at = None
             return

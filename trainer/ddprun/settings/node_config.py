@@ -134,9 +134,9 @@ class NodeConfig:
     hang_timeout_s: float  # 0 means no limit
     grace_s: float
     stop_signal: int  # asks the ranks to save and end
-    node_setup: tuple[str, ...]  # shell commands, see ranks/node_commands.py
+    node_setup: tuple[str, ...]  # shell commands, see ranks/user_commands.py
     node_teardown: tuple[str, ...]
-    notify: tuple[str, ...]  # see ranks/notices.py
+    notify: tuple[str, ...]
     notify_on: tuple[str, ...]
     setup_timeout_s: float  # for all commands together
     teardown_timeout_s: float  # 0 without commands
