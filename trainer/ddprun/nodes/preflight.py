@@ -201,9 +201,9 @@ def check_limits(config: NodeConfig, report: PreflightReport) -> None:
     """Log a warning for each limit of this machine that is likely to harm the training."""
     report.begin("limits")
     device = os.environ.get(names.DEVICE, "")
-    health = machine.read_health(0 if device == "cpu" else machine.count_gpus())
-    ranks, nodes = config.local_world_size, config.max_nodes
-    warnings = list(machine.health_warnings(health, local_world_size=ranks, num_nodes=nodes, device=device))
+    num_gpus, nodes = 0 if device == "cpu" else machine.count_gpus(), config.max_nodes
+    ranks = config.local_world_size
+    warnings = [*machine.health_warnings(num_gpus, local_world_size=ranks, num_nodes=nodes, device=device)]
     for line in warnings:
         report.warn(line)
     report.done("; ".join(warnings) or "no limit is too low", "warning" if warnings else "ok")
