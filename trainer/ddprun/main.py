@@ -29,8 +29,8 @@ from ddprun.metrics.registration import deregister, push_outcome
 from ddprun.nodes import joining, preflight
 from ddprun.nodes.preflight import PreflightReport, StartedNode
 from ddprun.output.console import Console
+from ddprun.output.logs import TimedLog
 from ddprun.output.progress import Progress
-from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
 from ddprun.ranks.rank_environment import allocate_resources, describe_allocation
 from ddprun.ranks.termination import Signals, stopped_before_start

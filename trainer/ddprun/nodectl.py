@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.files import process_discovery
-from ddprun.output.timed_log import strip_torch_prefix
+from ddprun.output.log_view import strip_torch_prefix
 from ddprun.system import network, processes
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY

@@ -23,8 +23,8 @@ from subprocess import DEVNULL, PIPE, STDOUT
 from typing import BinaryIO, cast
 
 from ddprun.files.node_dir import Journal
+from ddprun.output.log_view import MAX_LINE_BYTES
 from ddprun.output.progress import Progress
-from ddprun.output.timed_log import MAX_LINE_BYTES
 from ddprun.ranks.rank_environment import node_environment
 from ddprun.ranks.termination import Signals
 from ddprun.ranks.workers import ROOT
