@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from ddprank.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
+from ddprun.files.node_dir import newest_checkpoint
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeMetrics
@@ -28,7 +29,6 @@ from ddprun.output.progress import Progress
 from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
-from ddprun.settings.requeue import newest_checkpoint
 from ddprun.system import compat
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome

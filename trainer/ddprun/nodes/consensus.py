@@ -33,11 +33,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     Store,
 )
 
+from ddprun.files.node_dir import Requeues
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
 from ddprun.health.resumes import Resume
 from ddprun.nodes.rendezvous import spare_ends
 from ddprun.settings.node_config import NodeConfig
-from ddprun.settings.requeue import Requeues
 from ddprun.system import restart_policy, stores
 from ddprun.system.errors import store_lost_error
 from ddprun.system.restart_policy import (
