@@ -38,7 +38,8 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     Store,
     TCPStore,
 )
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.nodes import joining
@@ -81,8 +82,8 @@ def spare_ends(control: Store, config: NodeConfig) -> list[str]:
     return [f"ended/{spare}" for spare in alive if not control.check([f"place/{spare}"])]
 
 
-class FixedRankRendezvous(RendezvousHandler):
-    """Represents one node in every rendezvous of a run."""
+class FixedRankRendezvous(StaticTCPRendezvous):
+    """Represents one node in every rendezvous of a run. As in a static rendezvous, no node joins during an attempt."""
 
     def __init__(
         self,
@@ -98,11 +99,10 @@ class FixedRankRendezvous(RendezvousHandler):
 
         ``voter``: if this machine was a spare, what it knows of the run's other machines.
         """
-        self._config = config
-        self._route = route
-        self._checks = checks
-        self._log = log
-        self._check_stop = check_stop
+        place = config.master_addr, config.master_port, config.node_rank, config.max_nodes
+        super().__init__(*place, config.run_id, int(config.join_timeout_s))
+        self._config, self._route, self._checks = config, route, checks
+        self._log, self._check_stop = log, check_stop
         self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
         self._voter, self.is_elected = voter, self._is_leader and voter is not None
@@ -335,21 +335,17 @@ class FixedRankRendezvous(RendezvousHandler):
     def _read_electorate(self) -> None:
         if self._config.spares and not self._is_leader:
             electorate = stores.decode("electorate", self.control.get("electorate"), read_electorate)
-            self._voter = self._voter or self._new_voter(electorate)
+            self._voter = self._voter or self.new_voter(electorate)
             self._voter.electorate = electorate
 
-    def _new_voter(self, electorate: Electorate) -> Voter:
-        return Voter(
-            machine=self._config.machine,
-            electorate=electorate,
-            connect=self.connect_to_spare,
-            log=self._log,
-            check_stop=self._check_stop,
-        )
+    def new_voter(self, electorate: Electorate, **own: Any) -> Voter:
+        """Return the voter of this machine. ``own``: of a spare, its store and its place as node 0."""
 
-    def connect_to_spare(self, address: str, port: int) -> Any:
-        """Connect to the standby store of a spare. Raises StoreError."""
-        return self._signed(stores.connect(address, port, is_quick=True))
+        def connect(address: str, port: int) -> Any:
+            return self._signed(stores.connect(address, port, is_quick=True))
+
+        machine, log, check_stop = self._config.machine, self._log, self._check_stop
+        return Voter(machine=machine, electorate=electorate, connect=connect, log=log, check_stop=check_stop, **own)
 
     def _raise_unreachable(self, port: int) -> NoReturn:
         """Raise the error of a node that cannot connect to the attempt's store, on this port of node 0."""
@@ -391,7 +387,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self._raise_if_left()
         if self._config.spares:
             self._called.clear()
-            self._voter = self._voter or self._new_voter(self._await_spares())
+            self._voter = self._voter or self.new_voter(self._await_spares())
             self.control.set("electorate", self._voter.electorate.encode())
         port = self.control.port
         if not self._config.one_port:
@@ -564,27 +560,4 @@ class FixedRankRendezvous(RendezvousHandler):
     @property
     def use_agent_store(self) -> bool:
         """Return True, because the agent serves the attempt's store, and the ranks are its clients."""
-        return True
-
-    def get_backend(self) -> str:
-        """Return the name of this rendezvous backend."""
-        return "ddprun"
-
-    def get_run_id(self) -> str:
-        """Return the run's id."""
-        return self._config.run_id
-
-    def num_nodes_waiting(self) -> int:
-        """Return 0, because no node joins during an attempt."""
-        return 0
-
-    def is_closed(self) -> bool:
-        """Return False, because the rendezvous is open for as long as this node runs."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing, because the stores end with node 0."""
-
-    def shutdown(self) -> bool:
-        """Do nothing, because the stores end with node 0."""
         return True

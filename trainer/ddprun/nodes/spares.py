@@ -90,15 +90,9 @@ class Spare:
                 raise NodeError(outcome)
             rendezvous.keep_claim()
             if not self._voter and control.check(["electorate"]):
-                self._voter = Voter(
-                    machine=machine,
-                    electorate=stores.decode("electorate", control.get("electorate"), read_electorate),
-                    connect=rendezvous.connect_to_spare,
-                    log=self._log,
-                    check_stop=self._check_stop,
-                    own=self._store,
-                    own_place=(self._route.own, self._listener.getsockname()[1]),
-                )
+                electorate = stores.decode("electorate", control.get("electorate"), read_electorate)
+                own_place = self._route.own, self._listener.getsockname()[1]
+                self._voter = rendezvous.new_voter(electorate, own=self._store, own_place=own_place)
                 if self._config.local_world_size < self._voter.electorate.ranks[0]:
                     self._store.set("used", "")
             time.sleep(HEARTBEAT_INTERVAL_S)
