@@ -285,9 +285,8 @@ class NodeAgent(SimpleElasticAgent):
         log = node.folder.path / run_files.rank_log(rank)
         metrics_dir = node.folder.runtime.path / run_files.rank_metrics(rank)
         env = rank_environment.rank_environment(
-            group, worker, node.config, node.folder.path, node.environ, attempt=attempt, lost=lost,
-            steps_before=self._recovery.best, runtime=node.folder.runtime.path, threads=node.resources.threads,
-            interface=node.route.interface,
+            group, worker, node, node.environ, attempt=attempt, steps_before=self._recovery.best, lost=lost,
+            threads=node.resources.threads, interface=node.route.interface,
         )  # fmt: skip
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)

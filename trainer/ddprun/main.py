@@ -89,7 +89,7 @@ class NodeExit(Node):
         self.commands.finish()
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
-        push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
+        push_outcome(self, outcome, user)
         if config.retries_network:
             self._tell_kubernetes(outcome, seconds)
         if outcome.code:
@@ -196,7 +196,7 @@ def main() -> NoReturn:
         )
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
-        with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
+        with FolderWatch(end, stop=stop, give_up=give_up):
             return bring_up(node, take_place)
 
     try:
