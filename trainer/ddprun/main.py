@@ -56,8 +56,8 @@ from ddpwire.run_files import (
     timed_log,
 )  # fmt: skip
 
-DRAIN_S = 5.0
-POLL_S = 0.05
+DRAIN_S = 5.0  # without a reader, the rest of the output is given up
+POLL_S = 0.05  # while the disk is asked for the newest checkpoint
 CRASH_LOG = "ddprun-crash.log"
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "notices", "output", "resolver", "summary")
 

@@ -37,7 +37,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import OUTCOME, node_name
 from ddpwire.work_folder import END_S, PLAN, work_folder
 
-POLL_S = 0.05
+POLL_S = 0.05  # of processes and files of this machine, which costs little
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
 LIMIT_FACTOR = 10  # of a run that still takes steps, to the undisturbed run
 EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them

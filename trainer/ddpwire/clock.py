@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-MAX_OFFSET_S = 2.0
+MAX_OFFSET_S = 2.0  # with more, the lines of several nodes are visibly out of order
 NUM_REQUESTS = 3  # at most
 SHORT_TRIP_S = 0.02  # the error of the offset is at most half of this: no further request is needed
 WAIT = timedelta(days=30)  # the thread is a daemon: it ends when its process or the store ends

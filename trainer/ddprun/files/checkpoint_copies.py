@@ -47,10 +47,10 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import COPY, COPY_PART, open_regular, publish_part, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
-POLL_S, RETRY_S, FILL_POLL_S = 1.0, 5.0, 0.05
+POLL_S, RETRY_S, FILL_POLL_S = 1.0, 5.0, 0.05  # looks at the store; after an error; while ranks wait for their copy
 SILENT_S = 2.0  # a longer wait is logged
 FILL_S = 60.0  # how long the ranks of a node wait for its copy
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # of a node that neither sends nor reads
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"  # a header
 # Keys of the store. DUE and an attempt: the manifest that a node needs before its ranks start.

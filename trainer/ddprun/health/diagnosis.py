@@ -28,8 +28,8 @@ from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_he
 
 RANKS = Path(__file__).parents[1] / "ranks"
 NUM_SAMPLES = 5
-SAMPLE_INTERVAL_S = 0.3
-FLIGHT_TIMEOUT_S = 1.0
+SAMPLE_INTERVAL_S = 0.3  # a rank that works shows another stack by then
+FLIGHT_TIMEOUT_S = 1.0  # a rank answers within milliseconds, unless another thread holds the GIL
 MAX_TRACE_BYTES = 200_000_000
 NO_SERVER = "it has not begun its first step, and has no process group, or was not forked by ddprun (--exec)"
 MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the newest of each rank; torch keeps 2000

@@ -17,10 +17,10 @@ from ddpwire import locks
 from ddpwire.exits import Exit
 from ddpwire.run_files import LOCK
 
-INTERVAL_S = 1.0
+INTERVAL_S = 1.0  # each check is a write
 PATH_INTERVAL = 10  # of so many checks, one looks at the path or the owner, which costs requests to a file server
-WARN_AFTER_S = 10.0
-GIVE_UP_AFTER_S = 45.0
+WARN_AFTER_S = 10.0  # a busy disk takes seconds
+GIVE_UP_AFTER_S = 45.0  # before another machine takes the folder, which locks.SILENT_S allows after 60 s
 
 
 class FolderWatch:

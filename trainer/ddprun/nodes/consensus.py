@@ -51,11 +51,11 @@ from ddprun.system.restart_policy import (
 )
 from ddpwire.run_files import Outcome, read_outcome
 
-HEARTBEAT_INTERVAL_S = 0.25
+HEARTBEAT_INTERVAL_S = 0.25  # many fit into NODE_LOST_S, so a late one is no loss
 WAITING_INTERVAL_S = 1.0  # of heartbeats before an attempt begins, except on node 0, which also reads them
 MAX_NEW = 8  # nodes without a heartbeat that an update looks for before the first attempt
-LEAVE_TIMEOUT_S = 2.0
-POLL_S = 0.05
+LEAVE_TIMEOUT_S = 2.0  # short: the ranks get their signal only afterwards
+POLL_S = 0.05  # while the ranks of other nodes end
 HINT = "a spare would take its place (--spares)"
 
 

@@ -27,8 +27,8 @@ from ddpwire.exits import Exit
 from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import Outcome
 
-PROGRESS_INTERVAL_S = 5.0
-POLL_S = 0.05
+PROGRESS_INTERVAL_S = 5.0  # of lines about missing nodes; nodes that start together meet earlier
+POLL_S = 0.05  # nodes that start together need not wait for each other
 FULL_POLL_S = 1.0  # while all numbers are claimed
 REFUSAL_S = 10.0  # how long a node that cannot start tries to inform node 0
 CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk

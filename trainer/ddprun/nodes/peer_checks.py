@@ -20,8 +20,8 @@ from ddprun.system.errors import node_error
 from ddpwire import clock, metrics
 from ddpwire.exits import Exit
 
-LEAVE_TIMEOUT_S = 5.0
-POLL_S = 0.05
+LEAVE_TIMEOUT_S = 5.0  # the nodes end at about the same time; a lost one must not hold up node 0
+POLL_S = 0.05  # while the other nodes end
 
 
 class PeerChecks:

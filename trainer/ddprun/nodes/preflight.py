@@ -27,7 +27,7 @@ from ddpwire.exits import Exit
 StepResult = Literal["ok", "warning", "failed"]
 SLOW_STEP_S = 1.0  # a step that takes longer is logged
 RETRY_S = 3.0  # how long a name or a route may be missing
-POLL_S = 0.2
+POLL_S = 0.2  # between two requests to the name server
 OLD_NAME_S = 60.0  # how long node 0's name may still have the address of the previous node 0
 
 

@@ -56,13 +56,13 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
-POLL_S = 0.05
+POLL_S = 0.05  # where no call can wait for the key
 WAIT_S = 0.25  # for a key on node 0 and if there are spares; a wait ends when the key is set
 GROUP_WAIT_S = 1.0  # the same on the other nodes, which all wait at the same time
 SCAN_S, MAX_SCAN_S = 0.02, 1.0  # per node and at most, between two looks at all nodes
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
-NAME_INTERVAL_S = 5.0
+NAME_INTERVAL_S = 5.0  # between two lookups by node 0 of its own name, which each cost the name server a request
 LEFT_READ_S = 3.0  # how long node 0 waits until the others have read why it gives up
 CONNECT_TRIES = 4  # to connect to the store of an attempt
 SPARES_S = 30.0  # how long the first rendezvous waits for spares after all nodes have arrived

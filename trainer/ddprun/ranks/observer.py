@@ -35,7 +35,7 @@ from ddpwire import names
 
 ELEMENTS = 1 << 16  # of each tensor, for its fingerprint
 PROBES = 16  # tensors that are also compared to a number of digits
-GO_S, SETTLE_S, SLOW_S = 15.0, 0.5, 2.0
+GO_S, SETTLE_S, SLOW_S = 15.0, 0.5, 2.0  # for the disturbance to come; to take effect; of a slow rank
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")  # end by themselves
 
 

@@ -35,7 +35,7 @@ from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.run_files import Notice, NoticeEvent, Outcome
 
-POLL_S = 0.05
+POLL_S = 0.05  # between two looks at a running command
 TIMEOUT_S = 20.0  # for one address or command of notify
 RECORD_S = 5.0  # for the disk to answer
 MOST_NOTICES = 50  # that node.json keeps
