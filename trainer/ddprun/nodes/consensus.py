@@ -5,6 +5,13 @@ this. One thread waits until the next key is set, so that a decision reaches all
 ``restart_policy`` determines which failure counts and whether the ranks are restarted. The agent carries out the
 decision.
 
+    node 0                                  node K
+       <------- beat/K, every 0.25 s ----------  a node whose heartbeat does not change is lost
+       <------- N/news/I ----------------------  a rank has ended
+    waits for earlier causes, and decides
+       -------- N/verdict -------------------->  ends its ranks
+       <------- N/gone ------------------------  they have ended: attempt N + 1 begins, or the run ends
+
 Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, a rank that exited with
 0, or what a node's ranks resume from.
 ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.

@@ -3,6 +3,12 @@
 With --rdzv-backend=c10d, all nodes run the same command. Then node 0 is the node whose machine has the address of the
 endpoint. If several nodes run on that machine, node 0 is the one that first binds the port. Each other node claims the
 lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it until its ddprun ends.
+
+    node without a number                   node 0, which has bound the port
+       -------- connect ---------------------->  again until it answers, or the port is free: then this is node 0
+       <------- claim/0 -----------------------  another run, or another number of nodes: it ends
+       -------- claim/1, claim/2, ... -------->  the first one that no other node has is its number
+       -------- N/left ----------------------->  if it cannot start: node 0 need not wait for it
 """
 
 import contextlib

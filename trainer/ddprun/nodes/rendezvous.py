@@ -5,6 +5,14 @@ of the last attempt.
 Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
 and its own store for the ranks.
 
+    node 0                                  node K
+    attempt = N
+       <------- claim/K, N/here/K -------------  it has arrived; node 0 waits for all nodes
+    serves the store of the attempt
+       -------- N/group ---------------------->  members of the attempt, and the port of its store
+       <======= store of attempt N ===========>  for torch elastic and the ranks
+    any node that gives up sets N/left: all others read it and end, too
+
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, with the number of ranks that it can
 start. It is deleted when the node is lost.
 ``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.

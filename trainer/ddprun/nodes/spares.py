@@ -2,6 +2,14 @@
 
 A spare sends heartbeats to node 0, which gives it the number of a lost node. If node 0 is lost, the spare votes for
 another spare or is elected itself (election.py). The control store's keys are listed in rendezvous.py.
+
+    spare K                                 node 0                                 node J
+       -------- standby/K, beat/K ------------>
+       <------- electorate --------------------  all nodes and spares have joined
+                                            deletes claim/J  <- - - beat/J has stopped
+       <------- place/K = J -------------------
+    becomes node J, and joins the next attempt
+    or beat and electorate end with node 0: the election, after which spare K is node 0, or begins again there
 """
 
 import contextlib
