@@ -158,7 +158,7 @@ class UserCommands:
                 processes.kill(pid, signal.SIGKILL)
 
     def _run(
-        self, key: str, text: str, more: Mapping[str, str], deadline: float, gives_up: Callable[[], bool]
+        self, key: str, text: str, more: dict[str, str], deadline: float, gives_up: Callable[[], bool]
     ) -> tuple[str, int]:
         """Run a command of the node. ``more``: variables besides those that all programs of the job have."""
         if time.monotonic() > deadline:

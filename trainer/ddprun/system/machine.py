@@ -199,7 +199,8 @@ def health_warnings(num_gpus: int, *, local_world_size: int, num_nodes: int, dev
             f"this node has {local_world_size} CUDA ranks, but {gpus}: each rank needs a GPU of its own, unless the "
             "script makes ranks share a GPU"
         )
-    yield from ask_nvml(_gpu_problems, ()) if num_gpus else ()
+    problems: tuple[str, ...] = ask_nvml(_gpu_problems, ()) if num_gpus else ()
+    yield from problems
 
 
 def driver_version() -> str | None:
