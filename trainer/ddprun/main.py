@@ -282,7 +282,8 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
     folder = config.run_dir / node_name(config.machine)
     wait_for_disk(folder, files, log_early)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
-    wait = joining.Wait(config, log_early, pause=lambda _: time.sleep(joining.FULL_POLL_S))
+    limit_s, pause_s = config.join_timeout_s, joining.FULL_POLL_S
+    wait = joining.Wait(log=log_early, limit_s=limit_s, pause=lambda _: time.sleep(pause_s))
     while config.is_replaced and process_discovery.is_locked(folder):
         if wait.is_over((config.node_rank,), why):
             raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)

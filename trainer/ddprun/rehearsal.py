@@ -228,14 +228,7 @@ class Run:
 
     def _start(self, node: int) -> None:
         """Fork a ddprun."""
-        parent, self.codes[node] = os.getpid(), None
-        self._pids[node] = os.fork()
-        if self._pids[node] == 0:
-            try:
-                processes.die_with_parent(parent)
-                self._become(node)
-            finally:
-                os._exit(1)
+        self.codes[node], self._pids[node] = None, processes.fork(partial(self._become, node))
 
     def _become(self, node: int) -> None:
         plan, place = self._rehearsal.plan, self._rehearsal.node(node)
@@ -357,12 +350,8 @@ def rehearse_in_rank(plan: Mapping[str, Any]) -> int:
     with work_folder(plan) as work:
         env = {name: value for name, value in os.environ.items() if name in plan["env"] or not OF_A_RUN.match(name)}
         argv = [sys.executable, "-P", "-m", "ddprun.rehearsal", str(work / PLAN)]
-        if not (pid := os.fork()):
-            try:
-                processes.die_with_parent(parent)
-                os.execve(sys.executable, argv, env | {"TMPDIR": str(work)})  # noqa: S606 (no shell is wanted)
-            finally:
-                os._exit(1)
+        env |= {"TMPDIR": str(work)}
+        pid = processes.fork(partial(os.execve, sys.executable, argv, env))
         while not stops and code is None:
             ended, status = os.waitpid(pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if ended else None

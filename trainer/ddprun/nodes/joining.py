@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 
 from ddprun.files.run_identity import PROCESS_TOKEN
@@ -40,22 +40,16 @@ REFUSAL_S = 10.0  # how long a node that cannot start tries to inform node 0
 CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
 
 
+@dataclass(kw_only=True)
 class Wait:
     """A wait for other nodes that has a time limit and logs its progress."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        log: Callable[[str], None],
-        *,
-        extra_s: float = 0.0,
-        check_stop: Callable[[], None] = lambda: None,
-        pause: Callable[[str], None] = lambda _: time.sleep(POLL_S),
-    ) -> None:
-        self._log, self._check_stop, self._pause = log, check_stop, pause
-        self._started = time.monotonic()
-        self._limit_s = config.join_timeout_s + extra_s
-        self._log_at_s = PROGRESS_INTERVAL_S
+    log: Callable[[str], None]
+    limit_s: float
+    check_stop: Callable[[], None] = lambda: None
+    pause: Callable[[str], None] = lambda _: time.sleep(POLL_S)
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _log_at_s: float = field(default=PROGRESS_INTERVAL_S, init=False)
 
     @property
     def passed_s(self) -> float:
@@ -65,22 +59,22 @@ class Wait:
     @property
     def left_s(self) -> float:
         """Seconds until the limit."""
-        return max(0.0, self._limit_s - self.passed_s)
+        return max(0.0, self.limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
         """Return whether the time limit has passed. If it has not, first call ``pause`` with ``key``.
 
         Every PROGRESS_INTERVAL_S, log a line with the numbers of the ``missing`` nodes and ``why`` they are missing.
         """
-        self._check_stop()
-        if self.passed_s >= self._limit_s:
+        self.check_stop()
+        if self.passed_s >= self.limit_s:
             return True
         if missing and self.passed_s >= self._log_at_s:
             self._log_at_s += PROGRESS_INTERVAL_S
             reason = f": {why}" if why else ""
-            passed = f"({self.passed_s:.0f} of {self._limit_s:g} s)"
-            self._log(f"waiting for {name_nodes(missing)} {passed}{reason}")
-        self._pause(key)
+            passed = f"({self.passed_s:.0f} of {self.limit_s:g} s)"
+            self.log(f"waiting for {name_nodes(missing)} {passed}{reason}")
+        self.pause(key)
         return False
 
 
@@ -168,7 +162,8 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
     if _becomes_host(config, route):
         return replace(config, node_rank=0)
     preload()
-    wait, said_full = Wait(config, log, pause=lambda key: time.sleep(FULL_POLL_S if key else POLL_S)), False
+    limit_s, said_full = config.join_timeout_s, False
+    wait = Wait(log=log, limit_s=limit_s, pause=lambda key: time.sleep(FULL_POLL_S if key else POLL_S))
     while True:
         reason = why_unreachable(config, route, wait.left_s)
         number = None if reason else _claim_number(config, route)

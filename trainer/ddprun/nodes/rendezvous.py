@@ -543,7 +543,8 @@ class FixedRankRendezvous(StaticTCPRendezvous):
                 time.sleep(POLL_S)
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
-        return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
+        limit_s = self._config.join_timeout_s + extra_s
+        return Wait(log=self._log, limit_s=limit_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
         """Sleep briefly. If ``key`` is given, sleep only until the control store has this key."""

@@ -23,6 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -77,20 +78,13 @@ def fork_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
     """
     if threads := threading.enumerate()[1:]:
         raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
-    parent = os.getpid()
     try:
-        pid = os.fork()
+        return processes.fork(partial(_run_supervisor, lock_fd, control, argv))
     except OSError as error:
         raise CannotForkError(f"ddprun cannot be forked: {error.strerror}") from None
-    if pid == 0:
-        try:
-            _run_supervisor(parent, lock_fd, control, argv)
-        finally:
-            os._exit(1)  # never return to the code of ddprun that called this
-    return pid
 
 
-def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
+def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGWINCH, signal.SIG_DFL)
@@ -99,13 +93,12 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     processes.close_descriptors(lock_fd, control.fileno())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    processes.die_with_parent(parent)  # during the imports, the supervisor would not notice that ddprun ended
     with _frozen_objects():
         if argv[1] == "-m" or may_train(_source(argv, str(Path.cwd()))):
             compat.import_dynamo()
         with contextlib.suppress(Exception):  # the rank that imports it reports the error
             import torch.nn.parallel  # noqa: F401
-    processes.die_with_parent(None)
+    processes.die_with_parent(None)  # until here, the supervisor would not have noticed that ddprun ended
     supervisor.Supervisor(control, fork_rank).run()
 
 
