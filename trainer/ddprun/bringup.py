@@ -23,7 +23,7 @@ from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeMetrics
 from ddprun.metrics.recovery import Downtime
 from ddprun.nodes import preflight
-from ddprun.nodes.preflight import Route, StartedNode
+from ddprun.nodes.preflight import StartedNode
 from ddprun.output.logs import RankLogs
 from ddprun.output.progress import Progress
 from ddprun.ranks.termination import OomMonitor, Stop
@@ -61,9 +61,10 @@ def bring_up(node: StartedNode, take_place: Callable[[NodeConfig], None]) -> Out
 
     voter = None
     if config.is_spare:
-        config, route, voter = stand_by(node)
+        node, voter = stand_by(node)
+        config = node.config
         take_place(config)
-        node = replace(node, config=config, route=route, downtime=Downtime(began_at=time.monotonic()))
+        node = replace(node, downtime=Downtime(began_at=time.monotonic()))
         journal.emit("took_place", machine=config.machine, epoch=voter.electorate.epoch)
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
     node_metrics = NodeMetrics(node, heartbeats, node.environ)
@@ -76,7 +77,7 @@ def bring_up(node: StartedNode, take_place: Callable[[NodeConfig], None]) -> Out
     journal.emit("preflight_done", seconds=time.time() - journal.state.started)
     checks = PeerChecks(node, series)
     report.begin("reach" if config.node_rank else "")
-    rendezvous = FixedRankRendezvous(config, node.route, checks, log=journal.log, check_stop=stop.check, voter=voter)
+    rendezvous = FixedRankRendezvous(node, checks, stop.check, voter)
     if config.node_rank:
         report.done(f"{rendezvous.master} answers")
     journal.update(master=rendezvous.master)
@@ -120,17 +121,15 @@ def bring_up(node: StartedNode, take_place: Callable[[NodeConfig], None]) -> Out
     return agent.outcome
 
 
-def stand_by(node: StartedNode) -> tuple[NodeConfig, Route, "Voter"]:
-    """Wait until this spare takes the place of a node. Return its new settings and route. Raises NodeError."""
+def stand_by(node: StartedNode) -> tuple[StartedNode, "Voter"]:
+    """Wait until this spare takes the place of a node, and return that node. Raises NodeError."""
     from ddprun.nodes.peer_checks import PeerChecks
     from ddprun.nodes.spares import Spare
 
-    log, series = node.journal.log, metrics.NodeSeries(CollectorRegistry())
-    stop = Stop(node.workers, node.config, log)
+    series, stop = metrics.NodeSeries(CollectorRegistry()), Stop(node.workers, node.config, node.journal.log)
     route_signals(node, stop, series)
     node.journal.update(state="spare")
-    spare = Spare(node.config, node.route, log=log, check_stop=stop.check)
-    return spare.wait(PeerChecks(node, series))
+    return Spare(node, stop.check).wait(PeerChecks(node, series))
 
 
 def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None], *, is_first: bool) -> None:

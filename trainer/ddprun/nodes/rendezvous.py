@@ -54,7 +54,7 @@ from ddprun.nodes import joining
 from ddprun.nodes.election import Electorate, Voter, read_electorate
 from ddprun.nodes.joining import Wait
 from ddprun.nodes.peer_checks import PeerChecks
-from ddprun.nodes.preflight import RETRY_S, Route
+from ddprun.nodes.preflight import RETRY_S, StartedNode
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import compat, network, stores
 from ddprun.system.errors import NodeError, config_error, node_error, store_lost_error
@@ -94,23 +94,17 @@ class FixedRankRendezvous(StaticTCPRendezvous):
     """Represents one node in every rendezvous of a run. As in a static rendezvous, no node joins during an attempt."""
 
     def __init__(
-        self,
-        config: NodeConfig,
-        route: Route,
-        checks: PeerChecks,
-        *,
-        log: Callable[[str], None],
-        check_stop: Callable[[], None],
-        voter: Voter | None = None,
+        self, node: StartedNode, checks: PeerChecks, check_stop: Callable[[], None], voter: Voter | None = None
     ) -> None:
         """Join the run. Raises NodeError. ``check_stop`` raises NodeError if a stop was requested.
 
         ``voter``: if this machine was a spare, what it knows of the run's other machines.
         """
+        config = node.config
         place = config.master_addr, config.master_port, config.node_rank, config.max_nodes
         super().__init__(*place, config.run_id, int(config.join_timeout_s))
-        self._config, self._route, self._checks = config, route, checks
-        self._log, self._check_stop = log, check_stop
+        self._config, self._route, self._log = config, node.route, node.journal.log
+        self._checks, self._check_stop = checks, check_stop
         self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
         self._voter, self.is_elected = voter, self._is_leader and voter is not None

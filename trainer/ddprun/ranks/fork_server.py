@@ -393,12 +393,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
             del sys.modules[name]
         sys.meta_path.insert(0, self)
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Return a spec for torch. Its submodules need none, because create_module puts them back into sys.modules."""
         if fullname != "torch" or self._is_used:
             return None
