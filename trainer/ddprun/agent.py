@@ -456,9 +456,9 @@ class NodeAgent(SimpleElasticAgent):
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
             self._reported_no_group, number = True, self._world_size
             if self._no_group():
-                what = f"until one does, these are {number} separate trainings ({GUIDE})"
+                consequence = f"until one does, these are {number} separate trainings ({GUIDE})"
                 since = f"none of the {number} ranks has called init_process_group in {NO_GROUP_S:g} s"
-                self._node.journal.log(f"{since}: {what}")
+                self._node.journal.log(f"{since}: {consequence}")
 
     def _post_resumes(self) -> None:
         """Report to node 0 what this node's ranks resume from, when all of them have taken their first steps."""

@@ -140,8 +140,8 @@ def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None], *,
     if is_first and not config.node_rank and config.resumes and config.checkpoint_dir:
         with contextlib.suppress(OSError):
             if not newest_checkpoint(Path(config.checkpoint_dir)):
-                what = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"
-                log(f"{what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
+                reason = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"
+                log(f"{reason}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
 
 
 def route_signals(node: StartedNode, stop: Stop, series: metrics.NodeSeries) -> None:

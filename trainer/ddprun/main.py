@@ -225,8 +225,8 @@ def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, er
     workers.kill()
     workers.on_give_up(error)
     asleep = processes.asleep_in_kernel(os.getpid())
-    left = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
-    console.log(f"{error} (exit code {error.code}; no outcome is written{left})")
+    sleeping = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
+    console.log(f"{error} (exit code {error.code}; no outcome is written{sleeping})")
     runtime.remove()
     console.drain(0.5)
     os._exit(error.code)

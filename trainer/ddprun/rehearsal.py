@@ -164,15 +164,15 @@ class Rehearsal:
 
     def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
         """Remove the temporary files and shared memory that a run has left, and return their paths."""
-        left = {path for path in new_files(ranks) if not path.is_relative_to(self.work)}
+        files = {path for path in new_files(ranks) if not path.is_relative_to(self.work)}
         for process in ranks:
-            left |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
-        left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
-        left = {path for path in left if path.is_file()}
-        for path in left:
+            files |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
+        files |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
+        files = {path for path in files if path.is_file()}
+        for path in files:
             with contextlib.suppress(OSError):
                 path.unlink()
-        return sorted(map(str, left))
+        return sorted(map(str, files))
 
 
 class Run:

@@ -26,10 +26,10 @@ def answer_requests(store: Any) -> None:
             while True:
                 store.wait(["clock/ask"], WAIT)
                 store.delete_key("clock/ask")  # before the requests are counted: a later one sets it again
-                asked = store.add("clock/asked", 0)
-                for number in range(answered + 1, asked + 1):
+                num_asked = store.add("clock/asked", 0)
+                for number in range(answered + 1, num_asked + 1):
                     store.set(f"clock/answer/{number}", repr(time.time()))
-                answered = asked
+                answered = num_asked
 
     threading.Thread(target=run, name="clock", daemon=True).start()
 

@@ -123,9 +123,9 @@ def collect(ranks: Sequence[RankProcess], runtime: Path, num_samples: int) -> li
             record["samples"].append(state | {"time": time.time(), "threads": stack})
     # A rank and its children share one file: ask one child at a time.
     for place in range(max(map(len, children), default=0)):
-        asked = [(record, pids[place]) for record, pids in zip(records, children, strict=True) if place < len(pids)]
-        states = [_state(pid) for _, pid in asked]
-        for (record, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
+        pairs = [(record, pids[place]) for record, pids in zip(records, children, strict=True) if place < len(pids)]
+        states = [_state(pid) for _, pid in pairs]
+        for (record, pid), state, stack in zip(pairs, states, read_stacks([pid for _, pid in pairs]), strict=True):
             record["children"].append({"pid": pid, "threads": stack} | state)
     for record, rank in zip(records, ranks, strict=True):
         record |= read_collectives(runtime / rank_heartbeat(rank.rank)) | {"time": time.time()}

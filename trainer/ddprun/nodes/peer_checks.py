@@ -90,11 +90,11 @@ class PeerChecks:
     def _set_clock_offset(self, offset_s: float) -> None:
         self._series.set(metrics.CLOCK_OFFSET, offset_s)
         ahead = "ahead of" if offset_s > 0 else "behind"
-        what = f"{abs(offset_s):.3f} s {ahead} node 0's"
+        difference = f"{abs(offset_s):.3f} s {ahead} node 0's"
         if abs(offset_s) <= clock.MAX_OFFSET_S:
-            self._report.done(what)
+            self._report.done(difference)
             return
         own = f"the clock of {node_label(self._config.node_rank)}"
-        what = f"{own} is {what}: times in logs and metrics will be wrong (is NTP running?)"
-        self._report.warn(what)
-        self._report.done(what, "warning")
+        difference = f"{own} is {difference}: times in logs and metrics will be wrong (is NTP running?)"
+        self._report.warn(difference)
+        self._report.done(difference, "warning")

@@ -76,8 +76,8 @@ class PreflightReport:
     def sum_up(self) -> None:
         """Log one line that summarizes a successful preflight, unless ``quiet``."""
         if not self._quiet:
-            what = {step.name: step.what for step in self.steps}
-            summary = "; ".join(what[name] for name in ("address", "meet", "compare") if name in what)
+            results = {step.name: step.what for step in self.steps}
+            summary = "; ".join(results[name] for name in ("address", "meet", "compare") if name in results)
             self._log(f"preflight: {summary} ({sum(step.seconds for step in self.steps):.1f} s)")
 
     def table(self) -> str:

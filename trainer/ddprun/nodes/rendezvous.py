@@ -434,7 +434,7 @@ class FixedRankRendezvous(StaticTCPRendezvous):
     def _read_standby(self, spare: int) -> tuple[str, int, str]:
         """Return the address and port of a spare's standby store, and the token of its ddprun."""
         key = f"standby/{spare}"
-        return stores.decode(key, self.control.get(key), lambda it: (str(it[0]), int(it[1]), str(it[2])))
+        return stores.decode(key, self.control.get(key), lambda place: (str(place[0]), int(place[1]), str(place[2])))
 
     def _call_spares(self, missing: tuple[int, ...], passed_s: float) -> None:
         """On node 0, give the numbers of lost nodes to spares. Raises NodeError if there is none for REPLACE_S."""
@@ -466,12 +466,13 @@ class FixedRankRendezvous(StaticTCPRendezvous):
             self.control.set(f"place/{chosen}", str(node))
             self._called[node] = chosen
             self._log(f"spare {chosen} ({host}) takes the place of node {node}, which was lost")
-        if left := [node for node in lost if node not in self._called]:
+        if unreplaced := [node for node in lost if node not in self._called]:
             self._hopeless_at = self._hopeless_at or time.monotonic()
             if time.monotonic() - self._hopeless_at > REPLACE_S:
                 number = f"{self._config.spares} spare{'s' * (self._config.spares > 1)}"
-                why = f"node {left[0]} ({ranks[left[0]]} ranks) was lost, and none of the {number} can take its place"
-                raise node_error(Exit.KILLED, "node_lost", why, node=left[0])
+                node = unreplaced[0]
+                why = f"node {node} ({ranks[node]} ranks) was lost, and none of the {number} can take its place"
+                raise node_error(Exit.KILLED, "node_lost", why, node=node)
 
     def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
         """Wait until the missing nodes have arrived, but not long. Return whether the time limit has passed.
@@ -500,8 +501,8 @@ class FixedRankRendezvous(StaticTCPRendezvous):
         """Return the nodes to wait for. After a failure, lost nodes are left out if the job may shrink."""
         expected: Sequence[int] = range(self._config.max_nodes)
         if self.previous_outcome and self._config.min_nodes < self._config.max_nodes:
-            left = [node for node in expected if self.control.check([f"claim/{node}"])]
-            expected = left if self._config.min_nodes <= len(left) else expected
+            present = [node for node in expected if self.control.check([f"claim/{node}"])]
+            expected = present if self._config.min_nodes <= len(present) else expected
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:

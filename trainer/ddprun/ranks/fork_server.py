@@ -182,8 +182,8 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run ``argv`` as a new Python interpreter would, with the environment ``env``, and end this process."""
     os.environ.clear()
     os.environ.update(env)
-    _, *words = argv
-    if words[0] != "-m" and (words[0].endswith(".pyc") or not os.access(words[0], os.R_OK)):
+    _, *arguments = argv
+    if arguments[0] != "-m" and (arguments[0].endswith(".pyc") or not os.access(arguments[0], os.R_OK)):
         os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
     sys.orig_argv = supervisor.unbuffered(argv)
     if not sys.flags.safe_path:
@@ -206,7 +206,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         observer = observe(env)
     if "torch" in sys.modules:
         FirstTorchImport().install()
-    code, uncaught = _run_main(lambda: _run_script(words, safe))
+    code, uncaught = _run_main(lambda: _run_script(arguments, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
     if observer:
         observer.end(code)
@@ -215,16 +215,16 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     _exit(code)
 
 
-def _run_script(words: Sequence[str], safe: bool) -> None:
-    if words[0] == "-m":
-        sys.argv = ["-m", *words[2:]]
+def _run_script(arguments: Sequence[str], safe: bool) -> None:
+    if arguments[0] == "-m":
+        sys.argv = ["-m", *arguments[2:]]
         if not safe:
             sys.path.insert(0, str(Path.cwd()))
         _new_main()
-        compat.run_module_as_main(words[1])
+        compat.run_module_as_main(arguments[1])
         return
-    sys.argv = list(words)
-    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
+    sys.argv = list(arguments)
+    script = os.path.join(Path.cwd(), arguments[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
         sys.path.insert(0, script)
         _new_main()

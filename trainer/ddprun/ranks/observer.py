@@ -253,8 +253,8 @@ class Observer:
             is_marked = process.session == self._pid or marks <= {*_read(process.pid, "environ").split(b"\0")}
             own |= {process.pid} if process.alive and is_marked else set()
         lines = [_read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace") for pid in own - {self._pid}]
-        left = [line.strip() for line in lines if line and not any(helper in line for helper in HELPERS)]
-        self._write("end", code, left=sorted(left))
+        remaining = [line.strip() for line in lines if line and not any(helper in line for helper in HELPERS)]
+        self._write("end", code, left=sorted(remaining))
 
 
 def _is_of_signal_handler(failure: Exception) -> bool:

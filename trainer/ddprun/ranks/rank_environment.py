@@ -49,16 +49,16 @@ def allocate_resources(
 
 def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> str:
     """Describe the binding in one line, or return an empty string if there is nothing to log."""
-    asked = config.numa_binding
+    mode = config.numa_binding
     if resources.bound:
         bound = enumerate(resources.bound)
         return "; ".join(f"local rank {rank} on cores {format_ranges(cores)}" for rank, cores in bound)
-    if asked in (None, "none"):
+    if mode in (None, "none"):
         return ""
     why = "there are fewer cores than ranks, or the NUMA nodes of this machine are unknown"
     if config.nodes_here > 1:
         why = f"{config.nodes_here} nodes share this machine's cores"
-    return f"--numa-binding {asked} has no effect: {why}"
+    return f"--numa-binding {mode} has no effect: {why}"
 
 
 # This node's own settings: a launcher that the script starts must not use them.
