@@ -190,8 +190,8 @@ class NodeAgent(SimpleElasticAgent):
             return None
         from ddprun.files.checkpoint_copies import start_copies
 
-        where = (rendezvous.address, rendezvous.control, lambda: rendezvous.members, node.journal, node.folder.path)
-        return start_copies(node.config, *where, offers_at=offers_at, is_new=rendezvous.is_elected)
+        where = rendezvous.address, rendezvous.control, lambda: rendezvous.members
+        return start_copies(node, *where, offers_at=offers_at, is_new=rendezvous.is_elected)
 
     def _gives_up(self) -> bool:
         """Return whether the ranks of this attempt need not start any more."""

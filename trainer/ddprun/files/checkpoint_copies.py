@@ -36,9 +36,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from ddprun.files.node_dir import EVENTS_TAIL_BYTES, Journal
+from ddprun.files.node_dir import EVENTS_TAIL_BYTES, Node
 from ddprun.output.progress import Progress
-from ddprun.settings.node_config import NodeConfig
 from ddprun.system import network, stores
 from ddprun.system.errors import NodeError, config_error, node_error
 from ddpwire import names
@@ -136,9 +135,8 @@ class CheckpointCopies:
     """Threads that copy checkpoints: node 0 sends them, and the other nodes fetch them, until the store ends."""
 
     def __init__(
-        self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
-        node_dir: Path, offers_at: str = "", is_new: bool = False,
-    ) -> None:  # fmt: skip
+        self, node: Node, address: str, store: Any, members: Callable[[], tuple[int, ...]], offers_at: str, is_new: bool
+    ) -> None:
         """Start the threads. Raises OSError and StoreError.
 
         ``offers_at``: the address of this node if it offers its copy to a new node 0. ``is_new``: whether this is a new
@@ -147,9 +145,10 @@ class CheckpointCopies:
         ``address``: the address of node 0. ``members`` returns the nodes of the current attempt. Of these nodes, those
         with the lowest numbers after node 0 keep copies.
         """
+        config = node.config
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
-        self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
-        self._store, self._journal, self._reported = store.clone(), journal, ""
+        self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node.folder.path
+        self._store, self._journal, self._reported = store.clone(), node.journal, ""
         self._members = members
         self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
         self._number = 0  # of the last manifest that this node 0 has announced, or that this other node has copied
@@ -401,11 +400,12 @@ class CheckpointCopies:
         os.utime(part, ns=(file.modified_ns, file.modified_ns))
 
 
-def start_copies(config: NodeConfig, *more: Any, **named: Any) -> CheckpointCopies | None:
+def start_copies(node: Node, *where: Any, offers_at: str = "", is_new: bool = False) -> CheckpointCopies | None:
     """Complete an interrupted copy. Then start and return CheckpointCopies, or return None if nothing is to be copied.
 
-    ``more`` and ``named``: the other arguments of CheckpointCopies. Raises NodeError.
+    ``where``: the address of node 0, its store, and its members. Raises NodeError.
     """
+    config = node.config
     folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
     if is_copied and not (config.checkpoint_dir and config.secret):
         raise config_error(f"--checkpoint-copies needs {names.CHECKPOINT_DIR} and {names.SECRET_FILE}")
@@ -414,7 +414,7 @@ def start_copies(config: NodeConfig, *more: Any, **named: Any) -> CheckpointCopi
     try:
         finish_copy(folder)
         if is_copied:
-            return CheckpointCopies(config, *more, **named)
+            return CheckpointCopies(node, *where, offers_at, is_new)
         (folder / COPY).unlink(missing_ok=True)  # without copies, the manifest of an earlier run is not updated
     except OSError as error:
         message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"
