@@ -414,7 +414,7 @@ def start_copies(node: Node, *where: Any, offers_at: str = "", is_new: bool = Fa
     try:
         finish_copy(folder)
         if is_copied:
-            return CheckpointCopies(node, *where, offers_at, is_new)
+            return CheckpointCopies(node, *where, offers_at=offers_at, is_new=is_new)
         (folder / COPY).unlink(missing_ok=True)  # without copies, the manifest of an earlier run is not updated
     except OSError as error:
         message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"
