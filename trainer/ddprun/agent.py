@@ -190,8 +190,8 @@ class NodeAgent(SimpleElasticAgent):
             return None
         from ddprun.files.checkpoint_copies import start_copies
 
-        where = rendezvous.address, rendezvous.control, lambda: rendezvous.members
-        return start_copies(node, *where, offers_at=offers_at, is_new=rendezvous.is_elected)
+        address, store, is_new = rendezvous.address, rendezvous.control, rendezvous.is_elected
+        return start_copies(node, address, store, lambda: rendezvous.members, offers_at=offers_at, is_new=is_new)
 
     def _gives_up(self) -> bool:
         """Return whether the ranks of this attempt need not start any more."""

@@ -52,6 +52,7 @@ FILL_S = 60.0  # how long the ranks of a node wait for its copy
 TIMEOUT_S = 30.0  # of a node that neither sends nor reads
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"  # a header
+Members = Callable[[], tuple[int, ...]]  # returns the nodes of the current attempt
 # Keys of the store. DUE and an attempt: the manifest that a node needs before its ranks start.
 ANNOUNCED, LAST, DONE, HELD, DUE = "copies", "copies/last", "copies/done/", "copies/held/", "copies/due/"
 
@@ -134,9 +135,7 @@ def finish_copy(folder: Path) -> None:
 class CheckpointCopies:
     """Threads that copy checkpoints: node 0 sends them, and the other nodes fetch them, until the store ends."""
 
-    def __init__(
-        self, node: Node, address: str, store: Any, members: Callable[[], tuple[int, ...]], offers_at: str, is_new: bool
-    ) -> None:
+    def __init__(self, node: Node, address: str, store: Any, members: Members, offers_at: str, is_new: bool) -> None:
         """Start the threads. Raises OSError and StoreError.
 
         ``offers_at``: the address of this node if it offers its copy to a new node 0. ``is_new``: whether this is a new
@@ -400,10 +399,12 @@ class CheckpointCopies:
         os.utime(part, ns=(file.modified_ns, file.modified_ns))
 
 
-def start_copies(node: Node, *where: Any, offers_at: str = "", is_new: bool = False) -> CheckpointCopies | None:
+def start_copies(
+    node: Node, address: str, store: Any, members: Members, *, offers_at: str = "", is_new: bool = False
+) -> CheckpointCopies | None:
     """Complete an interrupted copy. Then start and return CheckpointCopies, or return None if nothing is to be copied.
 
-    ``where``: the address of node 0, its store, and its members. Raises NodeError.
+    The arguments are those of CheckpointCopies. Raises NodeError.
     """
     config = node.config
     folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
@@ -414,7 +415,7 @@ def start_copies(node: Node, *where: Any, offers_at: str = "", is_new: bool = Fa
     try:
         finish_copy(folder)
         if is_copied:
-            return CheckpointCopies(node, *where, offers_at=offers_at, is_new=is_new)
+            return CheckpointCopies(node, address, store, members, offers_at, is_new)
         (folder / COPY).unlink(missing_ok=True)  # without copies, the manifest of an earlier run is not updated
     except OSError as error:
         message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"
