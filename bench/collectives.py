@@ -56,7 +56,7 @@ def rank(repeats: int, size: int) -> None:
     import torch.distributed as dist
 
     from ddpcheck import collectives
-    from ddpcheck.ranks import join
+    from ddpcheck.collectives import join
 
     collectives.CALLS = (CALLS, CALLS)  # on a busy machine a bench makes fewer
     ranks, code = join(), 0

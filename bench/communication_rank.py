@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcheck import collectives
-from ddpcheck.ranks import Ranks
+from ddpcheck.collectives import Ranks
 from ddptrain.callbacks import NonFiniteGuard
 from ddptrain.config import parse_options
 from ddptrain.data.datasets import SOURCES

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpcheck import collectives, links
-from ddpcheck.ranks import Ranks, join
+from ddpcheck.collectives import Ranks, join
 from ddpwire.communication import PROBES
 from ddpwire.exits import Exit
 

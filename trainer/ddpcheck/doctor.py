@@ -32,8 +32,8 @@ from ddpwire.machine import source_address
 
 PART_BYTES = 500
 MEET_S = 120.0  # the ranks start together, but the import of torch may take long on some of them
-STAGE_S = 90.0
-TURN_S = 20.0
+STAGE_S = 90.0  # for the other nodes to try all paths, which takes 10 s if all ports are closed
+TURN_S = 20.0  # for a measurement of about a second by another node of this machine
 REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S  # for the reports of all nodes together
 ANSWER_S = 1.0  # for a report that the store already has
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

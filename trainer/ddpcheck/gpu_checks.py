@@ -22,11 +22,11 @@ GPU_CHECKS = ("GPU memory", "PCIe", "NVLink", "MIG", "GPU processes", "GPU clock
 BAD_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140})  # ECC, row remapping, NVLink, off the bus, GSP
 SCRIPT_XIDS = frozenset({13, 31, 43, 45})  # caused by a faulty program
 XID = re.compile(r"^\d+,\d+,(\d+),[^;]*;.*NVRM: Xid \(([^)]*)\): (\d+)", re.MULTILINE)
-OLD_XID_S = 86400.0
+OLD_XID_S = 86400.0  # a day: an older error may have been repaired since
 HARDWARE_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
 THERMAL_REASON = 0x20  # set by the driver
 MATRIX, MATMUL_WINDOWS, MATMULS = 4096, 8, 8
-DCGM_S = 120.0
+DCGM_S = 120.0  # diag -r 1 takes some seconds
 NO_GPU_CODES = frozenset({9, 12})  # of NVML: the driver is not loaded, or the library is not found
 Part = tuple[Status, str]  # the result for one GPU
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from ddpcheck.ranks import Ranks
+from ddpcheck.collectives import Ranks
 
 SLOW = 0.5
 REPETITIONS = 3

@@ -20,15 +20,15 @@ from ddpwire.clock import MAX_OFFSET_S
 from ddpwire.machine import resolve
 
 Pair = tuple[int, int]  # from, to
-CONNECT_S, CONNECT_TRIES = 3.0, 2
-NAME_S = 5.0
-UDP_ANSWER_S, UDP_TRIES = 0.4, 5
+CONNECT_S, CONNECT_TRIES = 3.0, 2  # a lost packet is sent again after 1 s
+NAME_S = 5.0  # the C library's own time-out of a name server, resolv.conf(5)
+UDP_ANSWER_S, UDP_TRIES = 0.4, 5  # a healthy network may lose datagrams
 IP_HEADERS = 28  # of IPv4 and UDP
 MIN_MTU, MOST_UDP = 576, 65507 + IP_HEADERS
 # The MTUs of common links and tunnels.
 MTUS = (8950, 4470, 1492, 1480, 1462, 1450, 1440, 1420, 1400, 1380, 1340, 1280, 1000, 800)
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # linux/in.h; Python has no names for them
-BAD_CLOCK_S = 30.0
+BAD_CLOCK_S = 30.0  # NTP does not run: clocks drift by about a second per day
 MOST_THREADS = 32
 
 

@@ -26,7 +26,7 @@ from ddpwire.machine import GIB, MIB, SHM_DIR
 
 BAD_SHM = 64 * MIB  # Docker's default
 BAD_DISK, LITTLE_DISK = 64 * MIB, 2 * GIB
-DISK_BYTES, DISK_S, DISK_LIMIT_S = 8 * MIB, 1.0, 15.0
+DISK_BYTES, DISK_S, DISK_LIMIT_S = 8 * MIB, 1.0, 15.0  # to write, and for how long; for the disk to answer at all
 SLOW_DISK = 10e6  # bytes a second
 LIBRARY = re.compile(r"(/\S*/(lib(?:[nr]ccl|torch_(?:cpu|cuda|hip)|c10|c10_cuda|cudart)\.so[^/ ]*))( \(deleted\))?$")
 CPU_WINDOWS, CPU_WINDOW_S = 3, 0.3  # longer than the period of a CPU quota, 0.1 s

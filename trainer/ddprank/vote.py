@@ -6,7 +6,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PART_S = 2.0
+PART_S = 2.0  # a rank that lives has answered by then
 _RANKS = 1 << 32  # one number has code and rank: the maximum has the highest code and, of equal codes, the lowest rank
 
 

@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -28,26 +28,24 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
 from ddprank.resume import RESUME_SUFFIX
-from ddprun.files.node_dir import Node, last_checkpoint
+from ddprun.files.node_dir import last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.health.resumes import Resume, describe_differences, find_differences
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeSeries
-from ddprun.metrics.recovery import Downtime, Recovery
+from ddprun.metrics.recovery import Recovery
 from ddprun.nodes.consensus import Consensus
+from ddprun.nodes.preflight import StartedNode
 from ddprun.nodes.rendezvous import FixedRankRendezvous
 from ddprun.output.logs import RankLogs
 from ddprun.output.progress import Progress
 from ddprun.output.rank_errors import NO_STDIN, last_error
 from ddprun.ranks import rank_environment, termination
-from ddprun.ranks.node_commands import NodeCommands
-from ddprun.ranks.notices import Notices
 from ddprun.ranks.process_groups import GUIDE
-from ddprun.ranks.rank_environment import ResourceAllocation
 from ddprun.ranks.termination import OomMonitor, Stop
-from ddprun.ranks.workers import SupervisorLostError, Workers
+from ddprun.ranks.workers import SupervisorLostError
 from ddprun.system import network, processes
 from ddprun.system.errors import NodeError, config_error, node_error
 from ddprun.system.restart_policy import FailedAttempt, Failure
@@ -57,33 +55,29 @@ from ddpwire import run_files
 from ddpwire.exits import STOPPED, Exit, of_status
 from ddpwire.run_files import Outcome, RankProcess
 
+if TYPE_CHECKING:
+    from ddprun.files.checkpoint_copies import CheckpointCopies
+
 MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
 RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
 ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monitor_workers; it must not be 0
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
-PROGRESS_INTERVAL_S = 30.0
-NO_GROUP_S = 20.0
+PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended
+NO_GROUP_S = 20.0  # most scripts create their process group earlier, because torch is imported already
 GIVE_UP_S = 1.0  # for the other nodes to hear why this one ends
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeContext(Node):
+class NodeContext(StartedNode):
     """The settings and objects that a ``NodeAgent`` uses."""
 
-    environ: Mapping[str, str]  # ddprun's own environment; each rank's environment is derived from it
-    resources: ResourceAllocation
-    interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
-    workers: Workers
-    commands: NodeCommands
-    notices: Notices
     stop: Stop
     logs: RankLogs
     series: NodeSeries
     heartbeats: HeartbeatMonitor
     oom_monitor: OomMonitor
-    downtime: Downtime
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -113,8 +107,6 @@ class NodeAgent(SimpleElasticAgent):
         self._waits_for_heartbeat = self._waits_for_resumes = False
         self._world_size = 1
         self.outcome: Outcome | None = None
-        self.on_new_store: Callable[[], None] = lambda: None  # called after this node joined a new node 0's store
-        self.before_ranks: Callable[[int], None] = lambda _: None  # called with the attempt before its ranks start
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
@@ -122,6 +114,7 @@ class NodeAgent(SimpleElasticAgent):
         node.stop.on_leave = lambda: self.consensus.post_leaving()
         node.workers.on_supervisor_lost = self._report_lost_supervisor
         node.workers.on_give_up = self._report_give_up
+        self.copies = self._start_copies()
 
     def _report_lost_supervisor(self) -> None:
         if not self._node.stop.requested:  # during a stop, the supervisor ends with the ranks
@@ -147,7 +140,9 @@ class NodeAgent(SimpleElasticAgent):
                 if is_store_lost and self._node.config.replaces_node_0:
                     self._rendezvous_handler.join_anew()
                     self._node.journal.update(master=self._rendezvous_handler.master)
-                    self.on_new_store()
+                    if self.copies:
+                        self.copies.close()
+                    self.copies = self._start_copies(self._node.route.own)
                     self.consensus = self._start_consensus(self.consensus.history)
                 super()._rendezvous(worker_group)
                 break
@@ -175,16 +170,32 @@ class NodeAgent(SimpleElasticAgent):
 
     def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
         """``history``: the attempts that failed under a previous node 0."""
-        consensus = Consensus(
+        return Consensus(
             self._rendezvous_handler.control,
             self._node.config,
             read_statuses=self._node.heartbeats.statuses,
             requeues=self._node.folder.requeues,
             describe_success=self._describe_success,
+            on_resumes=self._report_resumes,
             history=history,
         )
-        consensus.on_resumes = self._report_resumes
-        return consensus
+
+    def _start_copies(self, offers_at: str = "") -> "CheckpointCopies | None":
+        """Copy checkpoints from node 0 to other nodes, if the job wants it. Raises NodeError.
+
+        ``offers_at``: the address at which this node offers its copy to a new node 0.
+        """
+        node, rendezvous = self._node, self._rendezvous_handler
+        if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):
+            return None
+        from ddprun.files.checkpoint_copies import start_copies
+
+        address, store, is_new = rendezvous.address, rendezvous.control, rendezvous.is_elected
+        return start_copies(node, address, store, lambda: rendezvous.members, offers_at=offers_at, is_new=is_new)
+
+    def _gives_up(self) -> bool:
+        """Return whether the ranks of this attempt need not start any more."""
+        return bool(self._node.stop.requested or self.consensus.decision)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
@@ -193,7 +204,8 @@ class NodeAgent(SimpleElasticAgent):
         processes = []
         if not self._set_up():
             return {}
-        self.before_ranks(self._rendezvous_handler.attempt)
+        if self.copies:
+            self.copies.fill(self._rendezvous_handler.attempt, self._gives_up)
         try:
             node.folder.runtime.begin_attempt()
             node.heartbeats.forget()
@@ -254,17 +266,13 @@ class NodeAgent(SimpleElasticAgent):
         node, rendezvous, number = self._node, self._rendezvous_handler, self._node.config.node_rank
         done = [f"{rendezvous.attempt}/set-up/{member}" for member in rendezvous.members]
         progress = Progress(node.journal.log, "waiting for node_setup of the other nodes")
-
-        def gives_up() -> bool:
-            return bool(node.stop.requested or self.consensus.decision)
-
-        why, code = node.commands.set_up(gives_up=gives_up)
-        if why and not gives_up():
+        why, code = node.commands.set_up(gives_up=self._gives_up)
+        if why and not self._gives_up():
             self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=why))
         try:
             if not why and len(done) > 1:
                 rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
-                while node.config.node_setup and not rendezvous.control.check(done) and not gives_up():
+                while node.config.node_setup and not rendezvous.control.check(done) and not self._gives_up():
                     progress.update()
                     self.consensus.wait(MONITOR_S)
         except StoreError:  # the consensus notices, too, that node 0 is lost
@@ -277,9 +285,8 @@ class NodeAgent(SimpleElasticAgent):
         log = node.folder.path / run_files.rank_log(rank)
         metrics_dir = node.folder.runtime.path / run_files.rank_metrics(rank)
         env = rank_environment.rank_environment(
-            group, worker, node.config, node.folder.path, node.environ, attempt=attempt, lost=lost,
-            steps_before=self._recovery.best, runtime=node.folder.runtime.path, threads=node.resources.threads,
-            interface=node.interface,
+            group, worker, node, node.environ, attempt=attempt, steps_before=self._recovery.best, lost=lost,
+            threads=node.resources.threads, interface=node.route.interface,
         )  # fmt: skip
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)
@@ -407,7 +414,7 @@ class NodeAgent(SimpleElasticAgent):
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
             if not self._node.config.node_rank:
-                self._node.notices.tell_restart(outcome)
+                self._node.commands.tell_restart(outcome)
             return RunResult(state=WorkerState.FAILED)
         self._stop_workers(worker_group)
         return ended
@@ -449,9 +456,9 @@ class NodeAgent(SimpleElasticAgent):
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
             self._reported_no_group, number = True, self._world_size
             if self._no_group():
-                what = f"until one does, these are {number} separate trainings ({GUIDE})"
+                consequence = f"until one does, these are {number} separate trainings ({GUIDE})"
                 since = f"none of the {number} ranks has called init_process_group in {NO_GROUP_S:g} s"
-                self._node.journal.log(f"{since}: {what}")
+                self._node.journal.log(f"{since}: {consequence}")
 
     def _post_resumes(self) -> None:
         """Report to node 0 what this node's ranks resume from, when all of them have taken their first steps."""

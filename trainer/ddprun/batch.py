@@ -30,11 +30,11 @@ from ddpwire import names
 from ddpwire.exits import Exit, of_status, worth_a_retry
 from ddpwire.run_files import OUTCOME, STEP, Outcome, node_name, read_outcome
 
-POLL_S = 0.2
+POLL_S = 0.2  # while the ranks have yet to get a signal, or a file has yet to appear
 AGAIN_S = 6.0  # between two requests, because ddprun takes two signals within 5 s for one (docs/decisions/0009)
 RETRY_S = 1.0  # after a scancel that has failed
 SHARED_S = 10.0  # a network file system may show a new file late
-ASK_S = 30
+ASK_S = 30  # longer than Slurm's own time-out of a message, 10 s by default
 NO_ANSWER = 124  # the exit code of timeout(1)
 INTERRUPT = 'exec "$0" -P -m ddprun.nodectl signal --signal=INT --find=10 "$DDP_RUN_DIR/node-$SLURM_NODEID"'
 

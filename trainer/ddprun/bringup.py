@@ -9,54 +9,42 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from ddprank.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
-from ddprun.files.node_dir import Journal, Node
+from ddprun.files.node_dir import newest_checkpoint
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import metrics
 from ddprun.metrics.metrics import NodeMetrics
 from ddprun.metrics.recovery import Downtime
 from ddprun.nodes import preflight
-from ddprun.nodes.preflight import PreflightReport, Route
+from ddprun.nodes.preflight import StartedNode
 from ddprun.output.logs import RankLogs
 from ddprun.output.progress import Progress
-from ddprun.ranks.node_commands import NodeCommands
-from ddprun.ranks.notices import Notices
-from ddprun.ranks.rank_environment import ResourceAllocation
-from ddprun.ranks.termination import OomMonitor, Signals, Stop
-from ddprun.ranks.workers import Workers
+from ddprun.ranks.termination import OomMonitor, Stop
 from ddprun.settings import node_facts
 from ddprun.settings.node_config import NodeConfig
-from ddprun.settings.requeue import newest_checkpoint
 from ddprun.system import compat
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.run_files import Outcome
 
 if TYPE_CHECKING:
-    from ddprun.agent import NodeAgent, NodeContext
     from ddprun.nodes.election import Voter
-    from ddprun.nodes.rendezvous import FixedRankRendezvous
 
-DRAIN_S = 5.0
-TakePlace = Callable[[NodeConfig], tuple[Node, NodeCommands]]
+DRAIN_S = 5.0  # for the last output of the ranks, and for the other nodes to read the decision
 
 
-def bring_up(
-    node: Node, route: Route, resources: ResourceAllocation, workers: Workers, signals: Signals,
-    report: PreflightReport, downtime: Downtime, commands: NodeCommands, take_place: TakePlace, notices: Notices,
-) -> Outcome:  # fmt: skip
+def bring_up(node: StartedNode, take_place: Callable[[NodeConfig], None]) -> Outcome:
     """Connect to the other nodes, run the ranks until they end, and return the outcome. Raises NodeError.
 
     A spare first waits for a place, and then calls ``take_place`` with its settings as a node.
     """
-    config, folder, journal = node.config, node.folder, node.journal
-    environ = dict(os.environ)  # for the ranks: a copy, because ddprun changes its own environment below
+    config, folder, journal, workers, report = node.config, node.folder, node.journal, node.workers, node.report
     # Turn off torch's C++ log in this process, because ddprun itself reports problems with a store.
     if module := sys.modules.get("torch"):  # already imported for the ranks: a change of the variable has no effect
         set_cpp_log_level("FATAL", str(module.__file__))
@@ -73,22 +61,23 @@ def bring_up(
 
     voter = None
     if config.is_spare:
-        config, route, voter = stand_by(node, route, workers, signals, report, environ)
-        node, commands = take_place(config)
-        downtime = Downtime(began_at=time.monotonic())
+        node, voter = stand_by(node)
+        config = node.config
+        take_place(config)
+        node = replace(node, downtime=Downtime(began_at=time.monotonic()))
         journal.emit("took_place", machine=config.machine, epoch=voter.electorate.epoch)
     heartbeats = HeartbeatMonitor(folder.runtime, config.node_rank)
-    node_metrics = NodeMetrics(node, heartbeats, environ)
+    node_metrics = NodeMetrics(node, heartbeats, node.environ)
     series = node_metrics.series
-    node_metrics.serve(route.own)
+    node_metrics.serve(node.route.own)
     stop = Stop(workers, config, journal.log)
-    route_signals(config, signals, stop, series, journal)
+    route_signals(node, stop, series)
     series.state("rendezvous")
     journal.update(state="rendezvous")
     journal.emit("preflight_done", seconds=time.time() - journal.state.started)
-    checks = PeerChecks(config, report, series, environ)
+    checks = PeerChecks(node, series)
     report.begin("reach" if config.node_rank else "")
-    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=stop.check, voter=voter)
+    rendezvous = FixedRankRendezvous(node, checks, stop.check, voter)
     if config.node_rank:
         report.done(f"{rendezvous.master} answers")
     journal.update(master=rendezvous.master)
@@ -102,27 +91,18 @@ def bring_up(
         logs.resize()
         workers.signal(signal.SIGWINCH)  # the size of the terminal has changed
 
-    signals.on_resize = on_resize
+    node.signals.on_resize = on_resize
     context = NodeContext(
-        **{field.name: getattr(node, field.name) for field in fields(Node)},
-        environ=environ,
-        resources=resources,
-        interface=route.interface,
-        workers=workers,
-        commands=commands,
-        notices=notices,
+        **vars(node),
         stop=stop,
         logs=logs,
         series=series,
         heartbeats=heartbeats,
         oom_monitor=OomMonitor(),
-        downtime=downtime,
     )
     agent = NodeAgent(context, rendezvous)
-    is_new = voter is not None and not config.node_rank  # an elected node 0
-    finish_copies = keep_copies(agent, context, rendezvous, route.own, is_new=is_new)
     report_missing_checkpoint(config, journal.log, is_first=not (folder.previous_run or voter))
-    node_facts.write_inventory(folder.path, config, environ)
+    node_facts.write_inventory(folder.path, config, node.environ)
     node_metrics.start()
     try:
         agent.run()
@@ -135,57 +115,21 @@ def bring_up(
     failed_or_stopped = "stopped" if agent.outcome.cause == "stopped" else "failed"
     series.state(failed_or_stopped if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot()
-    finish_copies(agent.outcome.code == 0)
+    if agent.copies:
+        agent.copies.finish(succeeded=agent.outcome.code == 0)
     agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
     return agent.outcome
 
 
-def keep_copies(
-    agent: "NodeAgent", node: "NodeContext", rendezvous: "FixedRankRendezvous", own: str, *, is_new: bool
-) -> Callable[[bool], None]:
-    """Copy checkpoints from node 0 to other nodes, if the job wants it. Raises NodeError.
-
-    ``own``: the address of this node. Return a function that waits for the last copy, after the ranks have ended.
-    """
-    if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):
-        return lambda _: None
-    from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
-
-    def begin(offers_at: str = "") -> CheckpointCopies | None:
-        where = (rendezvous.address, rendezvous.control, lambda: rendezvous.members, node.journal, node.folder.path)
-        return start_copies(node.config, *where, offers_at=offers_at, is_new=is_new)
-
-    copies = begin()
-
-    def begin_again() -> None:
-        nonlocal copies
-        if copies:
-            copies.close()
-        copies = begin(own)
-
-    def fill(attempt: int) -> None:
-        if copies:
-            if is_new and not agent.outcome:
-                copies.restore()
-            copies.fill(attempt, lambda: bool(node.stop.requested or agent.consensus.decision))
-
-    agent.on_new_store, agent.before_ranks = begin_again, fill
-    return lambda succeeded: copies.finish(succeeded=succeeded) if copies else None
-
-
-def stand_by(
-    node: Node, route: Route, workers: Workers, signals: Signals, report: PreflightReport, environ: Mapping[str, str]
-) -> tuple[NodeConfig, Route, "Voter"]:
-    """Wait until this spare takes the place of a node. Return its new settings and route. Raises NodeError."""
+def stand_by(node: StartedNode) -> tuple[StartedNode, "Voter"]:
+    """Wait until this spare takes the place of a node, and return that node. Raises NodeError."""
     from ddprun.nodes.peer_checks import PeerChecks
     from ddprun.nodes.spares import Spare
 
-    config, journal = node.config, node.journal
-    stop, series = Stop(workers, config, journal.log), metrics.NodeSeries(CollectorRegistry())
-    route_signals(config, signals, stop, series, journal)
-    journal.update(state="spare")
-    spare = Spare(config, route, log=journal.log, check_stop=stop.check)
-    return spare.wait(PeerChecks(config, report, series, environ))
+    series, stop = metrics.NodeSeries(CollectorRegistry()), Stop(node.workers, node.config, node.journal.log)
+    route_signals(node, stop, series)
+    node.journal.update(state="spare")
+    return Spare(node, stop.check).wait(PeerChecks(node, series))
 
 
 def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None], *, is_first: bool) -> None:
@@ -196,14 +140,13 @@ def report_missing_checkpoint(config: NodeConfig, log: Callable[[str], None], *,
     if is_first and not config.node_rank and config.resumes and config.checkpoint_dir:
         with contextlib.suppress(OSError):
             if not newest_checkpoint(Path(config.checkpoint_dir)):
-                what = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"
-                log(f"{what}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
+                reason = f"run '{config.resumes}' has no checkpoint in {config.checkpoint_dir}"
+                log(f"{reason}: the training starts at step 0, unless the script keeps checkpoints elsewhere")
 
 
-def route_signals(
-    config: NodeConfig, signals: Signals, stop: Stop, series: metrics.NodeSeries, journal: Journal
-) -> None:
+def route_signals(node: StartedNode, stop: Stop, series: metrics.NodeSeries) -> None:
     """From now on, when ddprun receives a signal, forward it to the ranks."""
+    config, journal, signals = node.config, node.journal, node.signals
 
     def record(number: int) -> None:
         series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)

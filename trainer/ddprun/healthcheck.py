@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddpwire.run_files import LOCK, NODE, read_node
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # less than the time-out of the image's HEALTHCHECK, 10 s
 
 
 def main() -> int:

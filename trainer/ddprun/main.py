@@ -15,10 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from ddprun.files import process_discovery, run_identity
 from ddprun.files.node_dir import Journal, Node, NodeDir, claim_node_dir, write_early_outcome
@@ -27,15 +27,14 @@ from ddprun.health.folder_watch import GIVE_UP_AFTER_S, WARN_AFTER_S, FolderWatc
 from ddprun.metrics.recovery import Downtime
 from ddprun.metrics.registration import deregister, push_outcome
 from ddprun.nodes import joining, preflight
-from ddprun.nodes.preflight import PreflightReport
+from ddprun.nodes.preflight import PreflightReport, StartedNode
 from ddprun.output.console import Console
+from ddprun.output.logs import TimedLog
 from ddprun.output.progress import Progress
-from ddprun.output.timed_log import TimedLog
 from ddprun.ranks import fork_server
-from ddprun.ranks.node_commands import NodeCommands
-from ddprun.ranks.notices import Notices
 from ddprun.ranks.rank_environment import allocate_resources, describe_allocation
 from ddprun.ranks.termination import Signals, stopped_before_start
+from ddprun.ranks.user_commands import UserCommands
 from ddprun.ranks.workers import Workers
 from ddprun.settings import launchers, node_config, options
 from ddprun.settings.node_config import NodeConfig
@@ -57,8 +56,8 @@ from ddpwire.run_files import (
     timed_log,
 )  # fmt: skip
 
-DRAIN_S = 5.0
-POLL_S = 0.05
+DRAIN_S = 5.0  # without a reader, the rest of the output is given up
+POLL_S = 0.05  # while the disk is asked for the newest checkpoint
 CRASH_LOG = "ddprun-crash.log"
 HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "notices", "output", "resolver", "summary")
 
@@ -67,8 +66,8 @@ HARMLESS_THREADS = ("clock", "copies", "diagnosis", "history", "metrics", "notic
 class NodeExit(Node):
     """Ends this process with an outcome. Any thread may call it, and only the first call has an effect."""
 
-    notices: Notices
-    once: threading.Lock = field(default_factory=threading.Lock)
+    commands: UserCommands
+    once: ClassVar[threading.Lock] = threading.Lock()
 
     def __call__(self, outcome: Outcome) -> NoReturn:
         """Write and log the outcome, and exit without finalizing the interpreter, which would take a second."""
@@ -80,17 +79,17 @@ class NodeExit(Node):
                 time.sleep(POLL_S)
             outcome = self.folder.requeues.limit(outcome)
         self.journal.update(state="failed" if outcome.code else "succeeded")
-        self.notices.tell_end(outcome)
+        self.commands.tell_end(outcome)
         code, cause, seconds = outcome.code, outcome.cause, time.time() - self.journal.state.started
         self.journal.emit("node_ended", code=code, cause=cause, message=outcome.message, seconds=seconds)
         try:
             self.files.call(outcome.write, path, timeout_s=GIVE_UP_AFTER_S)
         except OSError as error:
             self.console.log(f"the outcome cannot be written into {path}: {error.strerror or error}")
-        self.notices.finish()
+        self.commands.finish()
         deregister(config)
         user = run_identity.owner(config, os.environ)["user"]
-        push_outcome(config, outcome, self.journal.state, user, log=self.console.log)
+        push_outcome(self, outcome, user)
         if config.retries_network:
             self._tell_kubernetes(outcome, seconds)
         if outcome.code:
@@ -141,28 +140,26 @@ def main() -> NoReturn:
     log = TimedLog(folder.path / timed_log(None), node, files=files)
     console = Console(f"node{node}", log.add, files)
     journal = Journal(folder.path, replace(state, runtime=str(folder.runtime.path)), console, files)
-    notices = Notices(config, environ, journal, files, signals)
-    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files, notices=notices)
+    commands = UserCommands(config, environ, journal, files, signals)
+    end = NodeExit(config=config, folder=folder, journal=journal, console=console, files=files, commands=commands)
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
     requeued_s = max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0
     downtime = Downtime(began_at=time.monotonic(), requeued_s=requeued_s)
     journal.emit("node_started", host=socket.gethostname(), pid=state.pid, **downtime.requeued)
 
-    commands = NodeCommands(config, environ, journal.log)
     report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
-    def take_place(config: NodeConfig) -> tuple[NodeExit, NodeCommands]:
+    def take_place(config: NodeConfig) -> None:
         """From now on, be the node of this number."""
-        nonlocal end, node, commands
+        nonlocal end, node
         end, node = replace(end, config=config), config.node_rank
-        commands = NodeCommands(config, os.environ, console.log)
+        commands.config = config
         console.name = log.name = f"node{node}"
         journal.update(node=node, spare=config.spare)
-        notices.config = config
         if not node:
-            notices.tell("lost_node", f"node 0 was lost: spare {config.machine} takes its place", journal.state.attempt)
-        return end, commands
+            text = f"node 0 was lost: spare {config.machine} takes its place"
+            commands.tell("lost_node", text, journal.state.attempt)
 
     def run() -> Outcome:
         resources = allocate_resources(config, environ)
@@ -178,7 +175,7 @@ def main() -> NoReturn:
             files.start()
             console.start()
         for line in filter(
-            None, (*options.accepted(args, environ), describe_allocation(config, resources), *notices.problems())
+            None, (*options.accepted(args, environ), describe_allocation(config, resources), *commands.problems())
         ):
             journal.log(line)
         if config.deadline is not None:
@@ -187,17 +184,26 @@ def main() -> NoReturn:
         environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
-        route = route or preflight.find_route(config, report)
+        node = StartedNode(
+            **vars(end),
+            environ=dict(environ),
+            signals=signals,
+            workers=workers,
+            resources=resources,
+            report=report,
+            route=route or preflight.find_route(config, report),
+            downtime=downtime,
+        )
         stop = partial(signals.stop, "the node's folder is gone")
         give_up = partial(end_without_disk, workers, console, folder.runtime)
-        with FolderWatch(folder, files, log=console.log, stop=stop, give_up=give_up):
-            return bring_up(end, route, resources, workers, signals, report, downtime, commands, take_place, notices)
+        with FolderWatch(end, stop=stop, give_up=give_up):
+            return bring_up(node, take_place)
 
     try:
         outcome = run()
     except Exception as error:
         outcome = outcome_of_error(error, folder)
-    commands.tear_down(outcome.code, spared=notices.command_processes())
+    commands.tear_down(outcome.code)
     conclude(outcome, report, end)
 
 
@@ -219,8 +225,8 @@ def end_without_disk(workers: Workers, console: Console, runtime: RuntimeDir, er
     workers.kill()
     workers.on_give_up(error)
     asleep = processes.asleep_in_kernel(os.getpid())
-    left = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
-    console.log(f"{error} (exit code {error.code}; no outcome is written{left})")
+    sleeping = f"; these processes sleep in the kernel until the disk answers: {', '.join(asleep)}" if asleep else ""
+    console.log(f"{error} (exit code {error.code}; no outcome is written{sleeping})")
     runtime.remove()
     console.drain(0.5)
     os._exit(error.code)
@@ -276,7 +282,8 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
     folder = config.run_dir / node_name(config.machine)
     wait_for_disk(folder, files, log_early)
     why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
-    wait = joining.Wait(config, log_early, pause=lambda _: time.sleep(joining.FULL_POLL_S))
+    limit_s, pause_s = config.join_timeout_s, joining.FULL_POLL_S
+    wait = joining.Wait(log=log_early, limit_s=limit_s, pause=lambda _: time.sleep(pause_s))
     while config.is_replaced and process_discovery.is_locked(folder):
         if wait.is_over((config.node_rank,), why):
             raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.files import process_discovery
-from ddprun.output.timed_log import strip_torch_prefix
+from ddprun.output.log_view import strip_torch_prefix
 from ddprun.system import network, processes
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
@@ -37,8 +37,8 @@ from ddpwire.run_files import (
 
 HISTORY_BYTES = 4096  # how much of the last rows is read
 DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for this long was killed
-POLL_S = 0.02
-LIST_GPUS_S = 25.0
+POLL_S = 0.02  # a person or a launcher waits for the answer
+LIST_GPUS_S = 25.0  # nvidia-smi takes seconds if it has to load the driver, and hangs with a broken one
 NO_GPU = (127, 6)  # nvidia-smi cannot start, or finds no device (see its manual page)
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "KILL", "USR1", "USR2")}
 

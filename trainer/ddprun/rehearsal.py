@@ -37,7 +37,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import OUTCOME, node_name
 from ddpwire.work_folder import END_S, PLAN, work_folder
 
-POLL_S = 0.05
+POLL_S = 0.05  # of processes and files of this machine, which costs little
 IDLE_S, IDLE_FACTOR = 20.0, 3  # without a fact: it hangs; at least this many times the longest pause before
 LIMIT_FACTOR = 10  # of a run that still takes steps, to the undisturbed run
 EXCEPTION_LIMIT_S = 20.0  # within which all ranks have to end after an exception of one of them
@@ -164,15 +164,15 @@ class Rehearsal:
 
     def _left(self, ranks: list[dict[str, Any]]) -> list[str]:
         """Remove the temporary files and shared memory that a run has left, and return their paths."""
-        left = {path for path in new_files(ranks) if not path.is_relative_to(self.work)}
+        files = {path for path in new_files(ranks) if not path.is_relative_to(self.work)}
         for process in ranks:
-            left |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
-        left |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
-        left = {path for path in left if path.is_file()}
-        for path in left:
+            files |= {*Path("/dev/shm").glob(f"torch_{process['start'][0]['pid']}_*")}  # noqa: S108
+        files |= {path for node in self.work.glob("node-*") for path in (node / "tmp").rglob("*")}
+        files = {path for path in files if path.is_file()}
+        for path in files:
             with contextlib.suppress(OSError):
                 path.unlink()
-        return sorted(map(str, left))
+        return sorted(map(str, files))
 
 
 class Run:
@@ -228,14 +228,7 @@ class Run:
 
     def _start(self, node: int) -> None:
         """Fork a ddprun."""
-        parent, self.codes[node] = os.getpid(), None
-        self._pids[node] = os.fork()
-        if self._pids[node] == 0:
-            try:
-                processes.die_with_parent(parent)
-                self._become(node)
-            finally:
-                os._exit(1)
+        self.codes[node], self._pids[node] = None, processes.fork(partial(self._become, node))
 
     def _become(self, node: int) -> None:
         plan, place = self._rehearsal.plan, self._rehearsal.node(node)
@@ -357,12 +350,8 @@ def rehearse_in_rank(plan: Mapping[str, Any]) -> int:
     with work_folder(plan) as work:
         env = {name: value for name, value in os.environ.items() if name in plan["env"] or not OF_A_RUN.match(name)}
         argv = [sys.executable, "-P", "-m", "ddprun.rehearsal", str(work / PLAN)]
-        if not (pid := os.fork()):
-            try:
-                processes.die_with_parent(parent)
-                os.execve(sys.executable, argv, env | {"TMPDIR": str(work)})  # noqa: S606 (no shell is wanted)
-            finally:
-                os._exit(1)
+        env |= {"TMPDIR": str(work)}
+        pid = processes.fork(partial(os.execve, sys.executable, argv, env))
         while not stops and code is None:
             ended, status = os.waitpid(pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if ended else None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-MAX_OFFSET_S = 2.0
+MAX_OFFSET_S = 2.0  # with more, the lines of several nodes are visibly out of order
 NUM_REQUESTS = 3  # at most
 SHORT_TRIP_S = 0.02  # the error of the offset is at most half of this: no further request is needed
 WAIT = timedelta(days=30)  # the thread is a daemon: it ends when its process or the store ends
@@ -26,10 +26,10 @@ def answer_requests(store: Any) -> None:
             while True:
                 store.wait(["clock/ask"], WAIT)
                 store.delete_key("clock/ask")  # before the requests are counted: a later one sets it again
-                asked = store.add("clock/asked", 0)
-                for number in range(answered + 1, asked + 1):
+                num_asked = store.add("clock/asked", 0)
+                for number in range(answered + 1, num_asked + 1):
                     store.set(f"clock/answer/{number}", repr(time.time()))
-                answered = asked
+                answered = num_asked
 
     threading.Thread(target=run, name="clock", daemon=True).start()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 OWNER_SUFFIX = ".owner"
 SILENT_S = 60.0  # an owner that has not written for so long has ended: its ddprun gives up after 45 s without its disk
-POLL_S = 0.02
+POLL_S = 0.02  # other holders keep a lock for an instant
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from ddpwire.run_files import open_regular
 
-STATE_INTERVAL_S = 1.0
+STATE_INTERVAL_S = 1.0  # a progress bar may change a hundred times per second
 BLOCK_BYTES = 1 << 20
 
 

@@ -392,9 +392,9 @@ def read_starts(text: str) -> tuple[Start, ...]:
     """Return the starts in ``text``, the content of the file ``starts``, in order. Skip incomplete lines."""
     lines = (line.split(" ") for line in text.splitlines())
     return tuple(
-        Start(launcher=words[0], job=words[1], requeues=int(words[2]), limit=int(words[3]), time=float(words[4]))
-        for words in lines
-        if len(words) == len(Start.__dataclass_fields__) and all(word.isdecimal() for word in words[2:])
+        Start(launcher=fields[0], job=fields[1], requeues=int(fields[2]), limit=int(fields[3]), time=float(fields[4]))
+        for fields in lines
+        if len(fields) == len(Start.__dataclass_fields__) and all(word.isdecimal() for word in fields[2:])
     )
 
 

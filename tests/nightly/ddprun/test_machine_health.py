@@ -49,7 +49,8 @@ def test_gpus_are_read_from_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
 
     def assert_problems(num_gpus: int, *facts: tuple[str, ...]) -> None:
-        problems = ddprun_machine.read_health(num_gpus).gpu_problems
+        lines = [*ddprun_machine.health_warnings(num_gpus, local_world_size=1, num_nodes=1, device="cuda")]
+        problems = [line for line in lines if line.startswith("GPU ")]
         for problem, words in zip(problems, facts, strict=True):
             assert_names(problem, *words)
 
@@ -71,9 +72,10 @@ def test_of_mig_instances_cuda_shows_one(monkeypatch):
 
 
 def test_reading_the_limits_of_this_machine():
-    machine = ddprun_machine.read_health(0)
-    assert machine.open_files in (None, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    assert machine.gpu_problems == () or machine.num_gpus == 0
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert wire_machine.resource_limit(resource.RLIMIT_NOFILE) in (None, limit)
+    lines = [*ddprun_machine.health_warnings(0, local_world_size=1, num_nodes=1, device="cpu")]
+    assert not any("GPU" in line for line in lines)
 
 
 @pytest.mark.parametrize("variable", ENTRIES)

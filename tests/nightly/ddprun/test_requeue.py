@@ -25,6 +25,6 @@ def test_a_folder_that_cannot_be_listed_is_no_reason_to_give_up(tmp_path, monkey
     def fails(_):
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr("ddprun.settings.requeue.newest_checkpoint", fails)
+    monkeypatch.setattr("ddprun.files.node_dir.newest_checkpoint", fails)
     assert limited(starts[-1], SAVED) == SAVED
     assert limited(requeues_of(tmp_path), SAVED) == SAVED

@@ -85,8 +85,8 @@ def test_a_heartbeat_of_the_attempt_before_that_is_read_late_is_forgotten(base):
     journal = SimpleNamespace(state=SimpleNamespace(runtime=str(runtime.path)))
     node = SimpleNamespace(folder=SimpleNamespace(runtime=runtime), heartbeats=monitor, journal=journal)
     group = SimpleNamespace(workers=[SimpleNamespace(global_rank=0)])
-    with pytest.raises(AttributeError, match="downtime"):  # the node goes no further
-        NodeAgent._start_workers(SimpleNamespace(_node=node, _set_up=lambda: True), group)
+    with pytest.raises(AttributeError, match="world_size"):  # the node goes no further
+        NodeAgent._start_workers(SimpleNamespace(_node=node, _set_up=lambda: True, copies=None), group)
     Heart(str(runtime.path / rank_heartbeat(0))).beat(1)
     assert monitor.beat(0).step == 1
     monitor.forget()

@@ -1,7 +1,7 @@
 """Ranks near their GPUs: the plan on a machine out of files; and what of a machine may hurt a training."""
 
 import os
-from dataclasses import replace
+import resource
 
 import pytest
 from tests.messages import refused
@@ -111,26 +111,28 @@ def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):
     assert rank_environment.allocate_resources(config, {}).threads == 4
 
 
-GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
-
-
 @pytest.mark.parametrize(
-    ("changes", "local_world_size", "device", "facts"),
+    ("limits", "num_gpus", "local_world_size", "device", "facts"),
     [
-        ({}, 8, "", ()),
-        ({"shm_bytes": 64 * MIB}, 1, "", ("64 MiB",)),
-        ({"shm_bytes": GIB}, 8, "", ("2048 MiB",)),
-        ({"open_files": 256}, 1, "", ("1024",)),
-        ({"memlock_bytes": 65536}, 1, "", ()),
-        ({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", ()),
-        ({"memlock_bytes": 65536, "num_gpus": 1, "has_infiniband": True}, 1, "cuda", ("64 KiB",)),
-        ({"num_gpus": 1, "has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "cuda", ("no uverbs0",)),
-        ({"has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "", ()),
-        ({"num_gpus": 1}, 2, "cuda", ("1 GPU",)),
-        ({"num_gpus": 2, "gpu_problems": ("GPU 1 is lost", "GPU 2")}, 2, "cuda", ("GPU 1", "GPU 2")),
+        ({}, 0, 8, "", ()),
+        ({"shm": 64 * MIB}, 0, 1, "", ("64 MiB",)),
+        ({"shm": GIB}, 0, 8, "", ("2048 MiB",)),
+        ({resource.RLIMIT_NOFILE: 256}, 0, 1, "", ("1024",)),
+        ({resource.RLIMIT_MEMLOCK: 65536}, 0, 1, "", ()),
+        ({resource.RLIMIT_MEMLOCK: 65536}, 1, 1, "cuda", ()),
+        ({resource.RLIMIT_MEMLOCK: 65536, "infiniband": True}, 1, 1, "cuda", ("64 KiB",)),
+        ({"infiniband": True, "error": "no uverbs0"}, 1, 1, "cuda", ("no uverbs0",)),
+        ({"infiniband": True, "error": "no uverbs0"}, 0, 1, "", ()),
+        ({}, 1, 2, "cuda", ("1 GPU",)),
+        ({"gpus": ("GPU 1 is lost", "GPU 2")}, 2, 2, "cuda", ("GPU 1", "GPU 2")),
     ],
 )
-def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):
-    health = replace(GOOD, **changes)
-    lines = list(ddprun_machine.health_warnings(health, local_world_size=local_world_size, num_nodes=2, device=device))
+def test_each_warning_about_the_machine_is_a_line(limits, num_gpus, local_world_size, device, facts, monkeypatch):
+    monkeypatch.setattr(ddprun_machine, "shm_bytes", lambda: limits.get("shm", 8 * GIB))
+    monkeypatch.setattr(ddprun_machine, "resource_limit", limits.get)
+    monkeypatch.setattr(ddprun_machine, "has_infiniband", lambda: "infiniband" in limits)
+    monkeypatch.setattr(ddprun_machine, "infiniband_error", lambda: limits.get("error", ""))
+    monkeypatch.setattr(ddprun_machine, "ask_nvml", lambda *_: limits.get("gpus", ()))
+    warnings = ddprun_machine.health_warnings(num_gpus, local_world_size=local_world_size, num_nodes=2, device=device)
+    lines = [*warnings]
     assert [fact in line for fact, line in zip(facts, lines, strict=True)] == [True] * len(facts)

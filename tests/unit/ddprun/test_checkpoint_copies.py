@@ -65,9 +65,9 @@ class Nodes:
         )
         journal = Journal()
         store = SimpleNamespace(clone=lambda: stores.SignedStore(self.store, secret, "night"))
-        node_dir = self.folder / "node-0"
+        node = SimpleNamespace(config=config, journal=journal, folder=SimpleNamespace(path=self.folder / "node-0"))
         members = lambda: self.members  # noqa: E731
-        return start_copies(config, "127.0.0.1", store, members, journal, node_dir, **named), journal
+        return start_copies(node, "127.0.0.1", store, members, **named), journal
 
     def save(self, step, *, keep=2, data=b""):
         """As ddptrain does: the data, the deletion of an old one, the event."""

@@ -12,10 +12,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from ddprun.output import progress
 from ddprun.output.console import MAX_QUEUED_TEXTS, Console
 from ddprun.output.log_view import HOLD_S, MAX_HELD_LINES, PROGRESS_S, View
-from ddprun.output.logs import RankFile, RankLogs, Stream
+from ddprun.output.logs import RankFile, RankLogs, Stream, TimedLog
 from ddprun.output.progress import Progress
 from ddprun.output.rank_errors import last_error
-from ddprun.output.timed_log import TimedLog
 from ddprun.settings import node_config, options
 from ddpwire import names
 from ddpwire.run_files import rank_error, rank_log, write_error
@@ -34,7 +33,7 @@ def test_each_line_has_the_time_at_which_its_end_was_read(tmp_path, monkeypatch)
     moments = [datetime.fromisoformat(time) for time in times]
     assert before - timedelta(milliseconds=1) <= moments[0] <= moments[-1] <= datetime.now(UTC)
     assert moments == sorted(moments)
-    monkeypatch.setattr("ddprun.output.timed_log.MAX_BYTES", 1)
+    monkeypatch.setattr("ddprun.output.logs.MAX_BYTES", 1)
     log.add(b"more\n")
     log.add(b"most\n")
     assert not path.exists()

@@ -52,10 +52,11 @@ def environment_of_a_rank(base, *flags):
     group = SimpleNamespace(group_rank=0, group_world_size=1, master_addr="10.0.0.1", master_port=1)
     worker = SimpleNamespace(global_rank=0, local_rank=0, world_size=1, role_rank=0, role_world_size=1)
     config = node_config.read_config(options.parse([*flags, "train.py"]), {}, lambda _: 1)
+    folder = SimpleNamespace(path=Path("m"), runtime=SimpleNamespace(path=Path("r")))
+    node = SimpleNamespace(config=config, folder=folder)
     return rank_environment.rank_environment(
-        group, worker, config, Path("m"), base, attempt=1, steps_before=None, runtime=Path("r"), lost="", threads=1,
-        interface="eth0",
-    )  # fmt: skip
+        group, worker, node, base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
+    )
 
 
 @pytest.mark.parametrize("flags", [(), ("--virtual-local-rank",)])

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ddprun.files import node_dir
+from ddprun.files.node_dir import Requeues, newest_checkpoint
 from ddprun.health.heartbeat_monitor import RankStatus, find_hung_rank
 from ddprun.main import exit_message
 from ddprun.ranks.termination import OomMonitor
-from ddprun.settings import requeue
-from ddprun.settings.requeue import Requeues, newest_checkpoint
 from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import (
     Decision,
@@ -364,7 +364,7 @@ def test_a_disk_that_does_not_answer_holds_up_no_decision(tmp_path, monkeypatch)
     os.kill(writer.pid, signal.SIGSTOP)
     try:
         assert not last.is_ready(), "unknown for now"
-        monkeypatch.setattr(requeue, "ANSWER_S", 0.0)
+        monkeypatch.setattr(node_dir, "ANSWER_S", 0.0)
         assert limited(last, SAVED) == SAVED
     finally:
         os.kill(writer.pid, signal.SIGKILL)

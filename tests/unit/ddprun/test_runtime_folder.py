@@ -172,7 +172,9 @@ def frozen(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_watch, "WARN_AFTER_S", 0.2)
     with lock.open() as file:
         folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno(), has_locks=True)
-        with FolderWatch(folder, FileWriter(), log=lines.put, stop=lambda: None, give_up=given_up.put):
+        console = SimpleNamespace(log=lines.put)
+        node = SimpleNamespace(folder=folder, files=FileWriter(), console=console)
+        with FolderWatch(node, stop=lambda: None, give_up=given_up.put):
             yield answers, lines, given_up
         answers.set()
         end_watch(lock)
@@ -193,7 +195,8 @@ def test_a_file_system_that_is_slow_is_not_given_up(tmp_path, monkeypatch):
     calls = [writer.submit(time.sleep, 0.05) for _ in range(15)]
     with (tmp_path / "ddprun.lock").open("w") as file:
         folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno(), has_locks=True)
-        watch = FolderWatch(folder, writer, log=lines.put, stop=lambda: None, give_up=lines.put)
+        node = SimpleNamespace(folder=folder, files=writer, console=SimpleNamespace(log=lines.put))
+        watch = FolderWatch(node, stop=lambda: None, give_up=lines.put)
         with watch:
             calls[-1].result(60)
     end_watch(tmp_path / "ddprun.lock")

@@ -31,8 +31,8 @@ class Waiting:
             clone=lambda: self.store,
         )
         spare = object.__new__(Spare)
-        spare._config, spare._log, spare._voter = CONFIG, self.lines.append, cast(Any, object())
-        spare._route, spare._store = cast(Any, SimpleNamespace(own="")), SimpleNamespace(port=1)
+        spare._node = cast(Any, SimpleNamespace(config=CONFIG, route=SimpleNamespace(own="")))
+        spare._log, spare._voter, spare._store = self.lines.append, cast(Any, object()), SimpleNamespace(port=1)
         calls = iter((*steps, lambda: self.store.set("place/2", "1")))
         spare._check_stop = lambda: next(calls)()
         self.wait = lambda: spare._wait_at(rendezvous, cast(Any, SimpleNamespace(compare=lambda _: None)))

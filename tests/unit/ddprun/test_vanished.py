@@ -159,7 +159,15 @@ def test_a_report_waits_while_another_call_of_the_store_takes_long():
         return ()
 
     config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
-    own = Consensus(HashStore(), config, read_statuses=read_statuses, requeues=None, describe_success=str, history=())
+    own = Consensus(
+        HashStore(),
+        config,
+        read_statuses=read_statuses,
+        requeues=None,
+        describe_success=str,
+        on_resumes=list,
+        history=(),
+    )
     own.begin_attempt(1, (0,))
     goes_on.clear()
     begun.clear()

@@ -36,9 +36,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from ddprun.files.node_dir import EVENTS_TAIL_BYTES, Journal
+from ddprun.files.node_dir import EVENTS_TAIL_BYTES, Node
 from ddprun.output.progress import Progress
-from ddprun.settings.node_config import NodeConfig
 from ddprun.system import network, stores
 from ddprun.system.errors import NodeError, config_error, node_error
 from ddpwire import names
@@ -47,12 +46,13 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import COPY, COPY_PART, open_regular, publish_part, read_regular, sync_folder, write_atomic
 
 BYTES_PER_S = 50e6  # the limit for all copies together while ranks train
-POLL_S, RETRY_S, FILL_POLL_S = 1.0, 5.0, 0.05
+POLL_S, RETRY_S, FILL_POLL_S = 1.0, 5.0, 0.05  # looks at the store; after an error; while ranks wait for their copy
 SILENT_S = 2.0  # a longer wait is logged
 FILL_S = 60.0  # how long the ranks of a node wait for its copy
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # of a node that neither sends nor reads
 CHUNK_BYTES = 1 << 20
 PROOF = "DDP-Proof"  # a header
+Members = Callable[[], tuple[int, ...]]  # returns the nodes of the current attempt
 # Keys of the store. DUE and an attempt: the manifest that a node needs before its ranks start.
 ANNOUNCED, LAST, DONE, HELD, DUE = "copies", "copies/last", "copies/done/", "copies/held/", "copies/due/"
 
@@ -135,10 +135,7 @@ def finish_copy(folder: Path) -> None:
 class CheckpointCopies:
     """Threads that copy checkpoints: node 0 sends them, and the other nodes fetch them, until the store ends."""
 
-    def __init__(
-        self, config: NodeConfig, address: str, store: Any, members: Callable[[], tuple[int, ...]], journal: Journal,
-        node_dir: Path, offers_at: str = "", is_new: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, node: Node, address: str, store: Any, members: Members, offers_at: str, is_new: bool) -> None:
         """Start the threads. Raises OSError and StoreError.
 
         ``offers_at``: the address of this node if it offers its copy to a new node 0. ``is_new``: whether this is a new
@@ -147,9 +144,10 @@ class CheckpointCopies:
         ``address``: the address of node 0. ``members`` returns the nodes of the current attempt. Of these nodes, those
         with the lowest numbers after node 0 keep copies.
         """
+        config = node.config
         self._folder, self._node, self._address = Path(config.checkpoint_dir or ""), config.node_rank, address
-        self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node_dir
-        self._store, self._journal, self._reported = store.clone(), journal, ""
+        self._secret, self._run_id, self._node_dir = config.secret, config.run_id, node.folder.path
+        self._store, self._journal, self._reported = store.clone(), node.journal, ""
         self._members = members
         self._holders: Callable[[], list[int]] = lambda: sorted(members())[1 : config.checkpoint_copies]
         self._number = 0  # of the last manifest that this node 0 has announced, or that this other node has copied
@@ -183,7 +181,12 @@ class CheckpointCopies:
             self._failed(OSError(f"the last copy took longer than {limit_s:g} s"))
 
     def fill(self, attempt: int, gives_up: Callable[[], bool]) -> None:
-        """Wait for the copy that the ranks of this node may load in this attempt. Call this before they start."""
+        """Wait for the copy that the ranks of this node may load in this attempt. Call this before they start.
+
+        A new node 0 first fetches the newest copy that another node offers. Raises NodeError and StoreError.
+        """
+        if not self._is_complete:
+            self.restore()
         self._attempt = attempt
         self._wake.set()
         progress, deadline, due = Progress(self._journal.log, "waiting for the copy"), time.monotonic() + FILL_S, -1
@@ -396,11 +399,14 @@ class CheckpointCopies:
         os.utime(part, ns=(file.modified_ns, file.modified_ns))
 
 
-def start_copies(config: NodeConfig, *more: Any, **named: Any) -> CheckpointCopies | None:
+def start_copies(
+    node: Node, address: str, store: Any, members: Members, *, offers_at: str = "", is_new: bool = False
+) -> CheckpointCopies | None:
     """Complete an interrupted copy. Then start and return CheckpointCopies, or return None if nothing is to be copied.
 
-    ``more`` and ``named``: the other arguments of CheckpointCopies. Raises NodeError.
+    The arguments are those of CheckpointCopies. Raises NodeError.
     """
+    config = node.config
     folder, is_copied = Path(config.checkpoint_dir or ""), config.checkpoint_copies > 1 and config.max_nodes > 1
     if is_copied and not (config.checkpoint_dir and config.secret):
         raise config_error(f"--checkpoint-copies needs {names.CHECKPOINT_DIR} and {names.SECRET_FILE}")
@@ -409,7 +415,7 @@ def start_copies(config: NodeConfig, *more: Any, **named: Any) -> CheckpointCopi
     try:
         finish_copy(folder)
         if is_copied:
-            return CheckpointCopies(config, *more, **named)
+            return CheckpointCopies(node, address, store, members, offers_at, is_new)
         (folder / COPY).unlink(missing_ok=True)  # without copies, the manifest of an earlier run is not updated
     except OSError as error:
         message = f"the checkpoints cannot be copied: {error.filename or folder}: {error.strerror}"

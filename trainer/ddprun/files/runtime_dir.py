@@ -49,11 +49,6 @@ class RuntimeDir:
     def __fspath__(self) -> str:
         return str(self.path)
 
-    @property
-    def metrics(self) -> Path:
-        """The folder with a folder of prometheus_client's files for each rank."""
-        return self.path / METRICS
-
     def begin_attempt(self) -> None:
         """Prepare the folder for ranks that are about to start. Raises OSError."""
         with self._changing:

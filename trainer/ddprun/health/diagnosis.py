@@ -28,8 +28,8 @@ from ddpwire.run_files import DIAGNOSIS, DIAGNOSIS_REQUEST, RankProcess, rank_he
 
 RANKS = Path(__file__).parents[1] / "ranks"
 NUM_SAMPLES = 5
-SAMPLE_INTERVAL_S = 0.3
-FLIGHT_TIMEOUT_S = 1.0
+SAMPLE_INTERVAL_S = 0.3  # a rank that works shows another stack by then
+FLIGHT_TIMEOUT_S = 1.0  # a rank answers within milliseconds, unless another thread holds the GIL
 MAX_TRACE_BYTES = 200_000_000
 NO_SERVER = "it has not begun its first step, and has no process group, or was not forked by ddprun (--exec)"
 MAX_COLLECTIVES, MAX_PROFILED_COLLECTIVES = 150, 2000  # the newest of each rank; torch keeps 2000
@@ -123,9 +123,9 @@ def collect(ranks: Sequence[RankProcess], runtime: Path, num_samples: int) -> li
             record["samples"].append(state | {"time": time.time(), "threads": stack})
     # A rank and its children share one file: ask one child at a time.
     for place in range(max(map(len, children), default=0)):
-        asked = [(record, pids[place]) for record, pids in zip(records, children, strict=True) if place < len(pids)]
-        states = [_state(pid) for _, pid in asked]
-        for (record, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
+        pairs = [(record, pids[place]) for record, pids in zip(records, children, strict=True) if place < len(pids)]
+        states = [_state(pid) for _, pid in pairs]
+        for (record, pid), state, stack in zip(pairs, states, read_stacks([pid for _, pid in pairs]), strict=True):
             record["children"].append({"pid": pid, "threads": stack} | state)
     for record, rank in zip(records, ranks, strict=True):
         record |= read_collectives(runtime / rank_heartbeat(rank.rank)) | {"time": time.time()}

@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddprun.files.node_dir import NodeDir
+from ddprun.files.node_dir import Node
 from ddprun.system.errors import NodeError, node_error
-from ddprun.system.file_writer import FileWriter
 from ddpwire import locks
 from ddpwire.exits import Exit
 from ddpwire.run_files import LOCK
 
-INTERVAL_S = 1.0
+INTERVAL_S = 1.0  # each check is a write
 PATH_INTERVAL = 10  # of so many checks, one looks at the path or the owner, which costs requests to a file server
-WARN_AFTER_S = 10.0
-GIVE_UP_AFTER_S = 45.0
+WARN_AFTER_S = 10.0  # a busy disk takes seconds
+GIVE_UP_AFTER_S = 45.0  # before another machine takes the folder, which locks.SILENT_S allows after 60 s
 
 
 class FolderWatch:
@@ -31,19 +30,9 @@ class FolderWatch:
     deleted. The check of the file system goes on until the process ends, because writing the outcome may block as well.
     """
 
-    def __init__(
-        self,
-        folder: NodeDir,
-        files: FileWriter,
-        *,
-        log: Callable[[str], None],
-        stop: Callable[[], None],
-        give_up: Callable[[NodeError], None],
-    ) -> None:
-        self._folder, self._files = folder, files
-        self._log = log
-        self._stop = stop
-        self._give_up = give_up
+    def __init__(self, node: Node, *, stop: Callable[[], None], give_up: Callable[[NodeError], None]) -> None:
+        self._folder, self._files, self._log = node.folder, node.files, node.console.log
+        self._stop, self._give_up = stop, give_up
         self._is_over = self._is_gone = False
         self.deleted: NodeError | None = None  # the error that ends the node if its folder is gone
 

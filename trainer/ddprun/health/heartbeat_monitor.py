@@ -30,8 +30,8 @@ from ddpwire.run_files import RankProcess, rank_heartbeat
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes or waits for a GPU uses a whole one
 MAX_GAP_S = 1.0  # of a longer time between two calls of ``statuses``, no more counts as silence
-SPAWN_PROBE_S = 4.0
-SPAWN_IDLE_S = 10.0
+SPAWN_PROBE_S = 4.0  # a probe reads all processes and connections of the machine
+SPAWN_IDLE_S = 10.0  # processes that import or connect are not idle for so long
 
 
 @dataclass(frozen=True, kw_only=True)

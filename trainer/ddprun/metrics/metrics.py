@@ -36,7 +36,7 @@ from ddprun.system.file_writer import FileWriter, append, replace_file
 from ddpwire import metrics, names
 from ddpwire.events import MOST_BYTES, Event, read_last_events
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
-from ddpwire.run_files import SNAPSHOT, SUMMARY, rank_metrics
+from ddpwire.run_files import METRICS, SNAPSHOT, SUMMARY, rank_metrics
 from ddpwire.version import __version__
 
 RANK_PREFIX = "rank-"
@@ -321,7 +321,7 @@ class NodeMetrics:
         def pids() -> dict[str, str]:
             return {str(process.rank): str(process.pid) for process in journal.state.ranks}
 
-        self._ranks = RankSeries(lambda: self._runtime.metrics, pids, heartbeats.running_beats)
+        self._ranks = RankSeries(lambda: self._runtime.path / METRICS, pids, heartbeats.running_beats)
         self._ranks.restore(self._counters)
         for collector in (self._ranks, host_metrics.machine_series()):
             self._registry.register(collector)

@@ -8,12 +8,12 @@ this module before the fork.
 
 import contextlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from ddprun.files.node_dir import Node
 from ddprun.settings.node_config import NodeConfig
 from ddpwire import metrics
-from ddpwire.run_files import MetricsTarget, NodeState, Outcome, targets_file_name, targets_text, write_atomic
+from ddpwire.run_files import MetricsTarget, Outcome, targets_file_name, targets_text, write_atomic
 
 
 def register(config: NodeConfig, url: str) -> None:
@@ -39,13 +39,12 @@ def _target_file(config: NodeConfig) -> Path | None:
     return None if folder is None else folder / targets_file_name(config.run_id, config.node_rank)
 
 
-def push_outcome(
-    config: NodeConfig, outcome: Outcome, state: NodeState, user: str, *, log: Callable[[str], None]
-) -> None:
+def push_outcome(node: Node, outcome: Outcome, user: str) -> None:
     """On node 0, push the outcome to the Pushgateway, if one is configured. If this fails, only log the failure.
 
     The Pushgateway keeps one group of series for each user and run name, until the group is deleted there.
     """
+    config, state = node.config, node.journal.state
     if not config.pushgateway or config.node_rank:
         return
     from prometheus_client import CollectorRegistry, Gauge, push_to_gateway
@@ -60,4 +59,4 @@ def push_outcome(
     try:
         push_to_gateway(config.pushgateway, "ddpctl", registry, grouping_key=key, timeout=5.0)
     except OSError as error:  # includes urllib's errors
-        log(f"the outcome was not sent to the Pushgateway {config.pushgateway}: {error}")
+        node.console.log(f"the outcome was not sent to the Pushgateway {config.pushgateway}: {error}")

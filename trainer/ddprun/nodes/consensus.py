@@ -5,6 +5,13 @@ this. One thread waits until the next key is set, so that a decision reaches all
 ``restart_policy`` determines which failure counts and whether the ranks are restarted. The agent carries out the
 decision.
 
+    node 0                                  node K
+       <------- beat/K, every 0.25 s ----------  a node whose heartbeat does not change is lost
+       <------- N/news/I ----------------------  a rank has ended
+    waits for earlier causes, and decides
+       -------- N/verdict -------------------->  ends its ranks
+       <------- N/gone ------------------------  they have ended: attempt N + 1 begins, or the run ends
+
 Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, a rank that exited with
 0, or what a node's ranks resume from.
 ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
@@ -33,11 +40,11 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     Store,
 )
 
+from ddprun.files.node_dir import Requeues
 from ddprun.health.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
 from ddprun.health.resumes import Resume
 from ddprun.nodes.rendezvous import spare_ends
 from ddprun.settings.node_config import NodeConfig
-from ddprun.settings.requeue import Requeues
 from ddprun.system import restart_policy, stores
 from ddprun.system.errors import store_lost_error
 from ddprun.system.restart_policy import (
@@ -51,11 +58,11 @@ from ddprun.system.restart_policy import (
 )
 from ddpwire.run_files import Outcome, read_outcome
 
-HEARTBEAT_INTERVAL_S = 0.25
+HEARTBEAT_INTERVAL_S = 0.25  # many fit into NODE_LOST_S, so a late one is no loss
 WAITING_INTERVAL_S = 1.0  # of heartbeats before an attempt begins, except on node 0, which also reads them
 MAX_NEW = 8  # nodes without a heartbeat that an update looks for before the first attempt
-LEAVE_TIMEOUT_S = 2.0
-POLL_S = 0.05
+LEAVE_TIMEOUT_S = 2.0  # short: the ranks get their signal only afterwards
+POLL_S = 0.05  # while the ranks of other nodes end
 HINT = "a spare would take its place (--spares)"
 
 
@@ -170,12 +177,13 @@ class Consensus:
         read_statuses: Callable[[], Sequence[RankStatus]],
         requeues: Requeues | None,
         describe_success: Callable[[], str],
+        on_resumes: Callable[[Sequence[Resume]], None],
         history: Sequence[FailedAttempt],
     ) -> None:
         """Start the threads, which run until the process ends or node 0 is lost. Raises NodeError.
 
-        ``read_statuses`` returns the statuses of this node's ranks. ``history``: the attempts that failed under a
-        previous node 0.
+        ``read_statuses`` returns the statuses of this node's ranks. On node 0, ``on_resumes`` is called when all nodes
+        have reported what their ranks resume from. ``history``: the attempts that failed under a previous node 0.
         """
         try:
             # A connection that waits for a key cannot be used for other calls.
@@ -188,6 +196,7 @@ class Consensus:
         self._hang_timeout_s, self._is_replaced = config.hang_timeout_s, config.replaces_node_0
         self._config = config
         self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
+        self._on_resumes = on_resumes
         self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
         self._posting = threading.Lock()
@@ -206,7 +215,6 @@ class Consensus:
         self._failures: list[Failure] = []
         self._exited: list[int] = []  # the ranks that exited with 0 before the first failure
         self._resumes: list[Resume] = []
-        self.on_resumes: Callable[[Sequence[Resume]], None] = lambda _: None  # called when all nodes have reported
         self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
@@ -425,7 +433,7 @@ class Consensus:
             if isinstance(post, list):
                 self._resumes += post
                 if {resume.node for resume in self._resumes} == {*self._members}:
-                    self.on_resumes(self._resumes)
+                    self._on_resumes(self._resumes)
                 continue
             rank, done = post
             if not self._failures:

@@ -23,7 +23,7 @@ from ddpwire.exits import Exit
 
 ELECTION_S = 8.0  # with the 4 s after which node 0 counts as lost, and one more connection: less than 15 s
 VOTE_S = 4.0  # how long a machine waits at a standby store: machines notice the loss at different times
-POLL_S = 0.05
+POLL_S = 0.05  # many looks fit into VOTE_S
 PAUSE_S = 0.2  # if no spare can be reached
 
 

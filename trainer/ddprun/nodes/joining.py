@@ -3,6 +3,12 @@
 With --rdzv-backend=c10d, all nodes run the same command. Then node 0 is the node whose machine has the address of the
 endpoint. If several nodes run on that machine, node 0 is the one that first binds the port. Each other node claims the
 lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it until its ddprun ends.
+
+    node without a number                   node 0, which has bound the port
+       -------- connect ---------------------->  again until it answers, or the port is free: then this is node 0
+       <------- claim/0 -----------------------  another run, or another number of nodes: it ends
+       -------- claim/1, claim/2, ... -------->  the first one that no other node has is its number
+       -------- N/left ----------------------->  if it cannot start: node 0 need not wait for it
 """
 
 import contextlib
@@ -14,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 
 from ddprun.files.run_identity import PROCESS_TOKEN
@@ -27,29 +33,23 @@ from ddpwire.exits import Exit
 from ddpwire.machine import enumerate_ranges
 from ddpwire.run_files import Outcome
 
-PROGRESS_INTERVAL_S = 5.0
-POLL_S = 0.05
+PROGRESS_INTERVAL_S = 5.0  # of lines about missing nodes; nodes that start together meet earlier
+POLL_S = 0.05  # nodes that start together need not wait for each other
 FULL_POLL_S = 1.0  # while all numbers are claimed
 REFUSAL_S = 10.0  # how long a node that cannot start tries to inform node 0
 CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
 
 
+@dataclass(kw_only=True)
 class Wait:
     """A wait for other nodes that has a time limit and logs its progress."""
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        log: Callable[[str], None],
-        *,
-        extra_s: float = 0.0,
-        check_stop: Callable[[], None] = lambda: None,
-        pause: Callable[[str], None] = lambda _: time.sleep(POLL_S),
-    ) -> None:
-        self._log, self._check_stop, self._pause = log, check_stop, pause
-        self._started = time.monotonic()
-        self._limit_s = config.join_timeout_s + extra_s
-        self._log_at_s = PROGRESS_INTERVAL_S
+    log: Callable[[str], None]
+    limit_s: float
+    check_stop: Callable[[], None] = lambda: None
+    pause: Callable[[str], None] = lambda _: time.sleep(POLL_S)
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _log_at_s: float = field(default=PROGRESS_INTERVAL_S, init=False)
 
     @property
     def passed_s(self) -> float:
@@ -59,22 +59,22 @@ class Wait:
     @property
     def left_s(self) -> float:
         """Seconds until the limit."""
-        return max(0.0, self._limit_s - self.passed_s)
+        return max(0.0, self.limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
         """Return whether the time limit has passed. If it has not, first call ``pause`` with ``key``.
 
         Every PROGRESS_INTERVAL_S, log a line with the numbers of the ``missing`` nodes and ``why`` they are missing.
         """
-        self._check_stop()
-        if self.passed_s >= self._limit_s:
+        self.check_stop()
+        if self.passed_s >= self.limit_s:
             return True
         if missing and self.passed_s >= self._log_at_s:
             self._log_at_s += PROGRESS_INTERVAL_S
             reason = f": {why}" if why else ""
-            passed = f"({self.passed_s:.0f} of {self._limit_s:g} s)"
-            self._log(f"waiting for {name_nodes(missing)} {passed}{reason}")
-        self._pause(key)
+            passed = f"({self.passed_s:.0f} of {self.limit_s:g} s)"
+            self.log(f"waiting for {name_nodes(missing)} {passed}{reason}")
+        self.pause(key)
         return False
 
 
@@ -162,7 +162,8 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
     if _becomes_host(config, route):
         return replace(config, node_rank=0)
     preload()
-    wait, said_full = Wait(config, log, pause=lambda key: time.sleep(FULL_POLL_S if key else POLL_S)), False
+    limit_s, said_full = config.join_timeout_s, False
+    wait = Wait(log=log, limit_s=limit_s, pause=lambda key: time.sleep(FULL_POLL_S if key else POLL_S))
     while True:
         reason = why_unreachable(config, route, wait.left_s)
         number = None if reason else _claim_number(config, route)

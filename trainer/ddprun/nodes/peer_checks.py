@@ -7,34 +7,29 @@ Keys of the control store: ``facts`` contains node 0's facts. ``arguments`` cont
 import contextlib
 import json
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # public, but not in __all__
 
 from ddprun.metrics.metrics import NodeSeries
-from ddprun.nodes.preflight import PreflightReport, node_label
+from ddprun.nodes.preflight import StartedNode, node_label
 from ddprun.settings import node_facts
-from ddprun.settings.node_config import NodeConfig, check_program
+from ddprun.settings.node_config import check_program
 from ddprun.system import stores
 from ddprun.system.errors import node_error
 from ddpwire import clock, metrics
 from ddpwire.exits import Exit
 
-LEAVE_TIMEOUT_S = 5.0
-POLL_S = 0.05
+LEAVE_TIMEOUT_S = 5.0  # the nodes end at about the same time; a lost one must not hold up node 0
+POLL_S = 0.05  # while the other nodes end
 
 
 class PeerChecks:
     """The checks that a node makes when it meets the others for the first time."""
 
-    def __init__(
-        self, config: NodeConfig, report: PreflightReport, series: NodeSeries, environ: Mapping[str, str]
-    ) -> None:
-        self._config = config
-        self._report = report
-        self._series = series
-        self._facts = node_facts.read_facts(config, environ)
+    def __init__(self, node: StartedNode, series: NodeSeries) -> None:
+        self._config, self._report, self._series = node.config, node.report, series
+        self._facts = node_facts.read_facts(node.config, node.environ)
         self._has_compared = self._has_reported = False
 
     def compare(self, control: Store) -> None:
@@ -95,11 +90,11 @@ class PeerChecks:
     def _set_clock_offset(self, offset_s: float) -> None:
         self._series.set(metrics.CLOCK_OFFSET, offset_s)
         ahead = "ahead of" if offset_s > 0 else "behind"
-        what = f"{abs(offset_s):.3f} s {ahead} node 0's"
+        difference = f"{abs(offset_s):.3f} s {ahead} node 0's"
         if abs(offset_s) <= clock.MAX_OFFSET_S:
-            self._report.done(what)
+            self._report.done(difference)
             return
         own = f"the clock of {node_label(self._config.node_rank)}"
-        what = f"{own} is {what}: times in logs and metrics will be wrong (is NTP running?)"
-        self._report.warn(what)
-        self._report.done(what, "warning")
+        difference = f"{own} is {difference}: times in logs and metrics will be wrong (is NTP running?)"
+        self._report.warn(difference)
+        self._report.done(difference, "warning")

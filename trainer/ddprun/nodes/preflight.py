@@ -8,10 +8,16 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ddprun.files.node_dir import Node
+from ddprun.metrics.recovery import Downtime
+from ddprun.ranks.rank_environment import ResourceAllocation
+from ddprun.ranks.termination import Signals
+from ddprun.ranks.user_commands import UserCommands
+from ddprun.ranks.workers import Workers
 from ddprun.settings.node_config import UNNUMBERED, NodeConfig
 from ddprun.system import machine, network
 from ddprun.system.errors import config_error, node_error
@@ -21,7 +27,7 @@ from ddpwire.exits import Exit
 StepResult = Literal["ok", "warning", "failed"]
 SLOW_STEP_S = 1.0  # a step that takes longer is logged
 RETRY_S = 3.0  # how long a name or a route may be missing
-POLL_S = 0.2
+POLL_S = 0.2  # between two requests to the name server
 OLD_NAME_S = 60.0  # how long node 0's name may still have the address of the previous node 0
 
 
@@ -70,8 +76,8 @@ class PreflightReport:
     def sum_up(self) -> None:
         """Log one line that summarizes a successful preflight, unless ``quiet``."""
         if not self._quiet:
-            what = {step.name: step.what for step in self.steps}
-            summary = "; ".join(what[name] for name in ("address", "meet", "compare") if name in what)
+            results = {step.name: step.what for step in self.steps}
+            summary = "; ".join(results[name] for name in ("address", "meet", "compare") if name in results)
             self._log(f"preflight: {summary} ({sum(step.seconds for step in self.steps):.1f} s)")
 
     def table(self) -> str:
@@ -89,6 +95,20 @@ class Route:
     own: str  # this node's address, as node 0 sees it
     interface: str | None  # None if no interface of this machine has that address
     listener: socket.socket | None  # on node 0, a socket that is bound to the port but does not listen yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedNode(Node):
+    """A node that has forked its supervisor, and knows its route to node 0."""
+
+    environ: Mapping[str, str]  # ddprun's own environment; each rank's environment is derived from it
+    commands: UserCommands
+    signals: Signals
+    workers: Workers
+    resources: ResourceAllocation
+    report: PreflightReport
+    route: Route
+    downtime: Downtime
 
 
 def find_route(config: NodeConfig, report: PreflightReport) -> Route:
@@ -181,9 +201,9 @@ def check_limits(config: NodeConfig, report: PreflightReport) -> None:
     """Log a warning for each limit of this machine that is likely to harm the training."""
     report.begin("limits")
     device = os.environ.get(names.DEVICE, "")
-    health = machine.read_health(0 if device == "cpu" else machine.count_gpus())
-    ranks, nodes = config.local_world_size, config.max_nodes
-    warnings = list(machine.health_warnings(health, local_world_size=ranks, num_nodes=nodes, device=device))
+    num_gpus, nodes = 0 if device == "cpu" else machine.count_gpus(), config.max_nodes
+    ranks = config.local_world_size
+    warnings = [*machine.health_warnings(num_gpus, local_world_size=ranks, num_nodes=nodes, device=device)]
     for line in warnings:
         report.warn(line)
     report.done("; ".join(warnings) or "no limit is too low", "warning" if warnings else "ok")

@@ -5,6 +5,14 @@ of the last attempt.
 Here, node 0 serves a control store on the master port for as long as the run lasts. Each attempt has its own number,
 and its own store for the ranks.
 
+    node 0                                  node K
+    attempt = N
+       <------- claim/K, N/here/K -------------  it has arrived; node 0 waits for all nodes
+    serves the store of the attempt
+       -------- N/group ---------------------->  members of the attempt, and the port of its store
+       <======= store of attempt N ===========>  for torch elastic and the ranks
+    any node that gives up sets N/left: all others read it and end, too
+
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, with the number of ranks that it can
 start. It is deleted when the node is lost.
 ``attempt`` is the number N of the latest attempt. ``N/here/NODE`` means that a node has arrived at attempt N.
@@ -38,14 +46,15 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
     Store,
     TCPStore,
 )
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.nodes import joining
 from ddprun.nodes.election import Electorate, Voter, read_electorate
 from ddprun.nodes.joining import Wait
 from ddprun.nodes.peer_checks import PeerChecks
-from ddprun.nodes.preflight import RETRY_S, Route
+from ddprun.nodes.preflight import RETRY_S, StartedNode
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import compat, network, stores
 from ddprun.system.errors import NodeError, config_error, node_error, store_lost_error
@@ -55,13 +64,13 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
-POLL_S = 0.05
+POLL_S = 0.05  # where no call can wait for the key
 WAIT_S = 0.25  # for a key on node 0 and if there are spares; a wait ends when the key is set
 GROUP_WAIT_S = 1.0  # the same on the other nodes, which all wait at the same time
 SCAN_S, MAX_SCAN_S = 0.02, 1.0  # per node and at most, between two looks at all nodes
 RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
 REACH_S = 1.0  # for an address that may be the previous node 0's
-NAME_INTERVAL_S = 5.0
+NAME_INTERVAL_S = 5.0  # between two lookups by node 0 of its own name, which each cost the name server a request
 LEFT_READ_S = 3.0  # how long node 0 waits until the others have read why it gives up
 CONNECT_TRIES = 4  # to connect to the store of an attempt
 SPARES_S = 30.0  # how long the first rendezvous waits for spares after all nodes have arrived
@@ -81,31 +90,24 @@ def spare_ends(control: Store, config: NodeConfig) -> list[str]:
     return [f"ended/{spare}" for spare in alive if not control.check([f"place/{spare}"])]
 
 
-class FixedRankRendezvous(RendezvousHandler):
-    """Represents one node in every rendezvous of a run."""
+class FixedRankRendezvous(StaticTCPRendezvous):
+    """Represents one node in every rendezvous of a run. As in a static rendezvous, no node joins during an attempt."""
 
     def __init__(
-        self,
-        config: NodeConfig,
-        route: Route,
-        checks: PeerChecks,
-        *,
-        log: Callable[[str], None],
-        check_stop: Callable[[], None],
-        voter: Voter | None = None,
+        self, node: StartedNode, checks: PeerChecks, check_stop: Callable[[], None], voter: Voter | None = None
     ) -> None:
         """Join the run. Raises NodeError. ``check_stop`` raises NodeError if a stop was requested.
 
         ``voter``: if this machine was a spare, what it knows of the run's other machines.
         """
-        self._config = config
-        self._route = route
-        self._checks = checks
-        self._log = log
-        self._check_stop = check_stop
+        config = node.config
+        place = config.master_addr, config.master_port, config.node_rank, config.max_nodes
+        super().__init__(*place, config.run_id, int(config.join_timeout_s))
+        self._config, self._route, self._log = config, node.route, node.journal.log
+        self._checks, self._check_stop = checks, check_stop
         self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
-        self._voter, self._is_elected = voter, self._is_leader and voter is not None
+        self._voter, self.is_elected = voter, self._is_leader and voter is not None
         self._called: dict[int, int] = {}  # lost node → the spare that takes its place
         self._hopeless_at: float | None = None  # since when a node is lost and there is no spare
         self.attempt = 0
@@ -335,21 +337,17 @@ class FixedRankRendezvous(RendezvousHandler):
     def _read_electorate(self) -> None:
         if self._config.spares and not self._is_leader:
             electorate = stores.decode("electorate", self.control.get("electorate"), read_electorate)
-            self._voter = self._voter or self._new_voter(electorate)
+            self._voter = self._voter or self.new_voter(electorate)
             self._voter.electorate = electorate
 
-    def _new_voter(self, electorate: Electorate) -> Voter:
-        return Voter(
-            machine=self._config.machine,
-            electorate=electorate,
-            connect=self.connect_to_spare,
-            log=self._log,
-            check_stop=self._check_stop,
-        )
+    def new_voter(self, electorate: Electorate, **own: Any) -> Voter:
+        """Return the voter of this machine. ``own``: of a spare, its store and its place as node 0."""
 
-    def connect_to_spare(self, address: str, port: int) -> Any:
-        """Connect to the standby store of a spare. Raises StoreError."""
-        return self._signed(stores.connect(address, port, is_quick=True))
+        def connect(address: str, port: int) -> Any:
+            return self._signed(stores.connect(address, port, is_quick=True))
+
+        machine, log, check_stop = self._config.machine, self._log, self._check_stop
+        return Voter(machine=machine, electorate=electorate, connect=connect, log=log, check_stop=check_stop, **own)
 
     def _raise_unreachable(self, port: int) -> NoReturn:
         """Raise the error of a node that cannot connect to the attempt's store, on this port of node 0."""
@@ -391,7 +389,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self._raise_if_left()
         if self._config.spares:
             self._called.clear()
-            self._voter = self._voter or self._new_voter(self._await_spares())
+            self._voter = self._voter or self.new_voter(self._await_spares())
             self.control.set("electorate", self._voter.electorate.encode())
         port = self.control.port
         if not self._config.one_port:
@@ -436,7 +434,7 @@ class FixedRankRendezvous(RendezvousHandler):
     def _read_standby(self, spare: int) -> tuple[str, int, str]:
         """Return the address and port of a spare's standby store, and the token of its ddprun."""
         key = f"standby/{spare}"
-        return stores.decode(key, self.control.get(key), lambda it: (str(it[0]), int(it[1]), str(it[2])))
+        return stores.decode(key, self.control.get(key), lambda place: (str(place[0]), int(place[1]), str(place[2])))
 
     def _call_spares(self, missing: tuple[int, ...], passed_s: float) -> None:
         """On node 0, give the numbers of lost nodes to spares. Raises NodeError if there is none for REPLACE_S."""
@@ -445,7 +443,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 self.control.delete_key(f"claim/{node}")
                 del self._called[node]
         lost = [node for node in missing if not self.control.check([f"claim/{node}"])]
-        is_due = passed_s > SURVIVORS_S if self._is_elected and not self.previous_outcome else self.previous_outcome
+        is_due = passed_s > SURVIVORS_S if self.is_elected and not self.previous_outcome else self.previous_outcome
         if not lost or not is_due or not self._voter:
             self._hopeless_at = None
             return
@@ -468,12 +466,13 @@ class FixedRankRendezvous(RendezvousHandler):
             self.control.set(f"place/{chosen}", str(node))
             self._called[node] = chosen
             self._log(f"spare {chosen} ({host}) takes the place of node {node}, which was lost")
-        if left := [node for node in lost if node not in self._called]:
+        if unreplaced := [node for node in lost if node not in self._called]:
             self._hopeless_at = self._hopeless_at or time.monotonic()
             if time.monotonic() - self._hopeless_at > REPLACE_S:
                 number = f"{self._config.spares} spare{'s' * (self._config.spares > 1)}"
-                why = f"node {left[0]} ({ranks[left[0]]} ranks) was lost, and none of the {number} can take its place"
-                raise node_error(Exit.KILLED, "node_lost", why, node=left[0])
+                node = unreplaced[0]
+                why = f"node {node} ({ranks[node]} ranks) was lost, and none of the {number} can take its place"
+                raise node_error(Exit.KILLED, "node_lost", why, node=node)
 
     def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
         """Wait until the missing nodes have arrived, but not long. Return whether the time limit has passed.
@@ -502,8 +501,8 @@ class FixedRankRendezvous(RendezvousHandler):
         """Return the nodes to wait for. After a failure, lost nodes are left out if the job may shrink."""
         expected: Sequence[int] = range(self._config.max_nodes)
         if self.previous_outcome and self._config.min_nodes < self._config.max_nodes:
-            left = [node for node in expected if self.control.check([f"claim/{node}"])]
-            expected = left if self._config.min_nodes <= len(left) else expected
+            present = [node for node in expected if self.control.check([f"claim/{node}"])]
+            expected = present if self._config.min_nodes <= len(present) else expected
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
@@ -539,7 +538,8 @@ class FixedRankRendezvous(RendezvousHandler):
                 time.sleep(POLL_S)
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
-        return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
+        limit_s = self._config.join_timeout_s + extra_s
+        return Wait(log=self._log, limit_s=limit_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
         """Sleep briefly. If ``key`` is given, sleep only until the control store has this key."""
@@ -564,27 +564,4 @@ class FixedRankRendezvous(RendezvousHandler):
     @property
     def use_agent_store(self) -> bool:
         """Return True, because the agent serves the attempt's store, and the ranks are its clients."""
-        return True
-
-    def get_backend(self) -> str:
-        """Return the name of this rendezvous backend."""
-        return "ddprun"
-
-    def get_run_id(self) -> str:
-        """Return the run's id."""
-        return self._config.run_id
-
-    def num_nodes_waiting(self) -> int:
-        """Return 0, because no node joins during an attempt."""
-        return 0
-
-    def is_closed(self) -> bool:
-        """Return False, because the rendezvous is open for as long as this node runs."""
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing, because the stores end with node 0."""
-
-    def shutdown(self) -> bool:
-        """Do nothing, because the stores end with node 0."""
         return True

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ddprun.system.file_writer import FileWriter, write_all
 
 MAX_QUEUED_TEXTS = 10_000
-READER_TIMEOUT_S = 1.0
+READER_TIMEOUT_S = 1.0  # a reader may pause for so long before text is dropped
 NUM_LAST_LINES = 15
 
 

@@ -13,9 +13,9 @@ ranks remain only in their log files. If the nodes name no rank in time, or the 
 import re
 
 from ddprun.output.console import Console
-from ddprun.output.timed_log import MAX_LINE_BYTES, strip_torch_prefix
 from ddpwire.merged_output import last_state
 
+MAX_LINE_BYTES = 1 << 16  # the longest line that is kept together
 PROGRESS_S = 1.0  # between two states of a progress bar
 HOLD_S = 8.0  # a rank may exit 2 s after its traceback, the decision may take 2 s more, and machines are busy
 MAX_HELD_LINES = 2000  # a rank that prints more than this is not crashing
@@ -24,6 +24,11 @@ CRASH_START = re.compile(
     rb"|\[rank\d+\]:\[E"
 )
 TRACEBACK = b"Traceback (most recent call last):"
+
+
+def strip_torch_prefix(line: bytes, rank: int | None) -> bytes:
+    """Remove torch's prefixes ``[rank3]: `` from the start of a line, because ddprun adds its own prefix."""
+    return line if rank is None else re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)
 
 
 class View:

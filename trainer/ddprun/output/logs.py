@@ -16,22 +16,24 @@ import termios
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddprun.output.console import NUM_LAST_LINES, Console
-from ddprun.output.log_view import View
+from ddprun.output.log_view import MAX_LINE_BYTES, View, strip_torch_prefix
 from ddprun.output.rank_errors import last_lines
-from ddprun.output.timed_log import TimedLog, strip_torch_prefix
 from ddprun.settings.node_config import NodeConfig
 from ddprun.system import file_writer
 from ddprun.system.file_writer import FileWriter
-from ddpwire.run_files import Outcome, rank_log, timed_log
+from ddpwire.merged_output import last_state
+from ddpwire.run_files import Outcome, append_bounded, rank_log, timed_log
 
 CHUNK_BYTES = 1 << 16  # read at once
 TICK_S = 0.25  # how often views and unfinished lines are updated
 UNFINISHED_S = 1.0  # after this, an unfinished line is written to the file, although the other stream may split it
 MAX_UNFINISHED_BYTES = 1 << 20
+MAX_BYTES = 1 << 25  # of a log with times; there are at most two
 DRAIN_S = 0.5  # for the output of ranks that have ended
 CATCH_UP_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
 
@@ -210,6 +212,29 @@ class RankFile:
         self._num_open -= 1
         if not self._num_open:
             self._files.submit(file_writer.close_file, self.path)
+
+
+class TimedLog:
+    """A log of one stream of a rank, or of ddprun itself (``rank`` is None), with lines ``TIME [node0 rank1] LINE``.
+
+    TIME is the UTC time at which ddprun read the end of the line.
+    """
+
+    def __init__(self, path: Path, node: int, rank: int | None = None, files: FileWriter | None = None) -> None:
+        self._path, self._rank, self._files = path, rank, files or FileWriter()
+        self.name = f"node{node}{'' if rank is None else f' rank{rank}'}"
+        self._rest = b""
+        self._files.submit(path.parent.mkdir, 0o777, False, True)
+
+    def add(self, data: bytes) -> None:
+        """Add data that was read. Empty data ends the last line. On a full disk, lines are lost."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > MAX_LINE_BYTES):
+            lines, self._rest = [*lines, self._rest], b""
+        if lines:
+            start = f"{datetime.now(UTC).isoformat(timespec='milliseconds')[:-6]}Z [{self.name}] ".encode()
+            text = b"".join(start + strip_torch_prefix(last_state(line), self._rank) + b"\n" for line in lines)
+            self._files.submit(append_bounded, self._path, text, MAX_BYTES, waits=self._rank is not None)
 
 
 class Stream:

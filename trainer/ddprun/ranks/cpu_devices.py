@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
+from ddprun.system import compat
+
 
 class Work(nullcontext["Work"]):
     """A CUDA stream or event of a CPU, whose work is done when a call returns."""
@@ -83,7 +85,7 @@ def install(num_devices: int) -> None:
         (torch, "load", {"map_location": "cpu"}),
         (torch.nn.parallel.DistributedDataParallel, "__init__", {"device_ids": None, "output_device": None}),
     ):
-        setattr(owner, function, _with_arguments(getattr(owner, function), changed))
+        compat.wrap(owner, function, functools.partial(_with_arguments, changed))
 
 
 def _mode(torch: Any) -> Any:
@@ -110,14 +112,8 @@ def _mode(torch: Any) -> Any:
     return OnCpu()
 
 
-def _with_arguments(call: Callable[..., Any], changed: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the function with other values of these arguments."""
-    signature = inspect.signature(call)
-
-    @functools.wraps(call)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.arguments.update(changed)
-        return call(*bound.args, **bound.kwargs)
-
-    return wrapped
+def _with_arguments(changed: Mapping[str, Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the function with other values of these arguments."""
+    bound = inspect.signature(call).bind(*args, **kwargs)
+    bound.arguments.update(changed)
+    return call(*bound.args, **bound.kwargs)

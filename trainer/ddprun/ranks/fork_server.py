@@ -23,6 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -77,20 +78,13 @@ def fork_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
     """
     if threads := threading.enumerate()[1:]:
         raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
-    parent = os.getpid()
     try:
-        pid = os.fork()
+        return processes.fork(partial(_run_supervisor, lock_fd, control, argv))
     except OSError as error:
         raise CannotForkError(f"ddprun cannot be forked: {error.strerror}") from None
-    if pid == 0:
-        try:
-            _run_supervisor(parent, lock_fd, control, argv)
-        finally:
-            os._exit(1)  # never return to the code of ddprun that called this
-    return pid
 
 
-def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
+def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGWINCH, signal.SIG_DFL)
@@ -99,13 +93,12 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket, argv: Seq
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     processes.close_descriptors(lock_fd, control.fileno())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    processes.die_with_parent(parent)  # during the imports, the supervisor would not notice that ddprun ended
     with _frozen_objects():
         if argv[1] == "-m" or may_train(_source(argv, str(Path.cwd()))):
             compat.import_dynamo()
         with contextlib.suppress(Exception):  # the rank that imports it reports the error
             import torch.nn.parallel  # noqa: F401
-    processes.die_with_parent(None)
+    processes.die_with_parent(None)  # until here, the supervisor would not have noticed that ddprun ended
     supervisor.Supervisor(control, fork_rank).run()
 
 
@@ -189,8 +182,8 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run ``argv`` as a new Python interpreter would, with the environment ``env``, and end this process."""
     os.environ.clear()
     os.environ.update(env)
-    _, *words = argv
-    if words[0] != "-m" and (words[0].endswith(".pyc") or not os.access(words[0], os.R_OK)):
+    _, *arguments = argv
+    if arguments[0] != "-m" and (arguments[0].endswith(".pyc") or not os.access(arguments[0], os.R_OK)):
         os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
     sys.orig_argv = supervisor.unbuffered(argv)
     if not sys.flags.safe_path:
@@ -213,7 +206,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         observer = observe(env)
     if "torch" in sys.modules:
         FirstTorchImport().install()
-    code, uncaught = _run_main(lambda: _run_script(words, safe))
+    code, uncaught = _run_main(lambda: _run_script(arguments, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
     if observer:
         observer.end(code)
@@ -222,16 +215,16 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     _exit(code)
 
 
-def _run_script(words: Sequence[str], safe: bool) -> None:
-    if words[0] == "-m":
-        sys.argv = ["-m", *words[2:]]
+def _run_script(arguments: Sequence[str], safe: bool) -> None:
+    if arguments[0] == "-m":
+        sys.argv = ["-m", *arguments[2:]]
         if not safe:
             sys.path.insert(0, str(Path.cwd()))
         _new_main()
-        compat.run_module_as_main(words[1])
+        compat.run_module_as_main(arguments[1])
         return
-    sys.argv = list(words)
-    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
+    sys.argv = list(arguments)
+    script = os.path.join(Path.cwd(), arguments[0])  # noqa: PTH118 (as it is in tracebacks: not normalized)
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
         sys.path.insert(0, script)
         _new_main()
@@ -400,12 +393,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
             del sys.modules[name]
         sys.meta_path.insert(0, self)
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Return a spec for torch. Its submodules need none, because create_module puts them back into sys.modules."""
         if fullname != "torch" or self._is_used:
             return None

@@ -9,7 +9,6 @@ cut, end.
 
 import contextlib
 import ctypes
-import functools
 import hashlib
 import importlib
 import inspect
@@ -36,7 +35,7 @@ from ddpwire import names
 
 ELEMENTS = 1 << 16  # of each tensor, for its fingerprint
 PROBES = 16  # tensors that are also compared to a number of digits
-GO_S, SETTLE_S, SLOW_S = 15.0, 0.5, 2.0
+GO_S, SETTLE_S, SLOW_S = 15.0, 0.5, 2.0  # for the disturbance to come; to take effect; of a slow rank
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch_shm_manager")  # end by themselves
 
 
@@ -85,15 +84,13 @@ class Observer:
         compat.before_steps(before)
         optimizer.register_optimizer_step_post_hook(lambda stepped, *_: self._after_step(stepped, note))
         load("torch.nn.modules.module").register_module_forward_pre_hook(self._guard(self._on_forward))
-        _wrap(torch.Tensor, "backward", self._backward)
+        compat.wrap(torch.Tensor, "backward", self._backward)
         for module, save, load_, keyword in ((torch, 1, 0, "f"), (dcp, 9, 9, "checkpoint_id")):
-            _wrap(module, "save", partial(self._save, save, keyword))
-            _wrap(module, "load", partial(self._load, load_, keyword))
+            compat.wrap(module, "save", partial(self._save, save, keyword))
+            compat.wrap(module, "load", partial(self._load, load_, keyword))
         for module in (self._dist, self._dist.distributed_c10d):
-            _wrap(module, "init_process_group", self._init_group)
-        spawn = load("torch.multiprocessing.spawn")
-        _wrap(spawn, "start_processes", _start_observed)
-        load("torch.multiprocessing").start_processes = spawn.start_processes  # type: ignore[attr-defined]
+            compat.wrap(module, "init_process_group", self._init_group)
+        compat.change_spawned(lambda function: partial(_observe_and_call, function))
         compat.watch_batches(self._guard(self._on_batch), self._guard(self._on_epoch))
         sys.addaudithook(self._guard(self._audit))
 
@@ -256,8 +253,8 @@ class Observer:
             is_marked = process.session == self._pid or marks <= {*_read(process.pid, "environ").split(b"\0")}
             own |= {process.pid} if process.alive and is_marked else set()
         lines = [_read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace") for pid in own - {self._pid}]
-        left = [line.strip() for line in lines if line and not any(helper in line for helper in HELPERS)]
-        self._write("end", code, left=sorted(left))
+        remaining = [line.strip() for line in lines if line and not any(helper in line for helper in HELPERS)]
+        self._write("end", code, left=sorted(remaining))
 
 
 def _is_of_signal_handler(failure: Exception) -> bool:
@@ -268,21 +265,6 @@ def _is_of_signal_handler(failure: Exception) -> bool:
         if frame.f_back and any(value is frame.f_back for value in values):
             return True
     return False
-
-
-def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace a function by ``wrapper``, which gets the function as its first argument."""
-    call = getattr(owner, name)
-
-    @functools.wraps(call)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(call, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def _start_observed(call: Callable[..., Any], function: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
-    return call(partial(_observe_and_call, function), *args, **kwargs)
 
 
 def _observe_and_call(function: Callable[..., None], rank: int, *args: Any) -> None:

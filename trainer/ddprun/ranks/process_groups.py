@@ -8,7 +8,6 @@ executed are watched by heartbeat_monitor.py.
 
 import contextlib
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -64,16 +63,12 @@ class RankPlace:
         This includes the groups in processes that this process starts with torch.multiprocessing.
         """
         compat.before_rendezvous(self.check)
-        module: Any = importlib.import_module("torch.multiprocessing.spawn")
-        start = module.start_processes
 
-        @functools.wraps(start)
-        def start_processes(fn: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
+        def change(function: Callable[..., None]) -> Callable[..., None]:
             can_import = PathFinder.find_spec("ddprun") is not None  # the script may have changed sys.path
-            return start(functools.partial(_watch_and_call, self, fn) if can_import else fn, *args, **kwargs)
+            return functools.partial(_watch_and_call, self, function) if can_import else function
 
-        module.start_processes = start_processes  # torch.multiprocessing.spawn calls it, too
-        importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
+        compat.change_spawned(change)
 
     def check(self, url: object, rank: object, world_size: object) -> object:
         """Claim the place in a new process group, and return the URL at which its ranks meet.

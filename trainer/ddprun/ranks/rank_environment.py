@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprank.heartbeat import HEARTBEAT_FILE
+from ddprun.files.node_dir import Node
 from ddprun.files.run_identity import PROCESS_TOKEN
 from ddprun.settings.node_config import CUDA_VISIBLE_DEVICES, DEFAULT_RUN_ID, NodeConfig
 from ddprun.system import machine
@@ -48,16 +49,16 @@ def allocate_resources(
 
 def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> str:
     """Describe the binding in one line, or return an empty string if there is nothing to log."""
-    asked = config.numa_binding
+    mode = config.numa_binding
     if resources.bound:
         bound = enumerate(resources.bound)
         return "; ".join(f"local rank {rank} on cores {format_ranges(cores)}" for rank, cores in bound)
-    if asked in (None, "none"):
+    if mode in (None, "none"):
         return ""
     why = "there are fewer cores than ranks, or the NUMA nodes of this machine are unknown"
     if config.nodes_here > 1:
         why = f"{config.nodes_here} nodes share this machine's cores"
-    return f"--numa-binding {asked} has no effect: {why}"
+    return f"--numa-binding {mode} has no effect: {why}"
 
 
 # This node's own settings: a launcher that the script starts must not use them.
@@ -95,13 +96,11 @@ def node_environment(config: NodeConfig, base: Mapping[str, str]) -> dict[str, s
 def rank_environment(
     group: Any,
     worker: Any,
-    config: NodeConfig,
-    node_dir: Path,
+    node: Node,
     base: Mapping[str, str],
     *,
     attempt: int,
     steps_before: int | None,
-    runtime: Path,
     lost: str,
     threads: int,
     interface: str | None,
@@ -109,10 +108,11 @@ def rank_environment(
     """Return a rank's environment, made from ``base``, which is ddprun's own environment.
 
     ``worker`` is the rank in torch elastic's ``group``. The group has the address and the port of the attempt's store.
-    ``steps_before`` is the highest step of all previous attempts. ``runtime`` is the node's runtime folder. ``lost`` is
-    the time since ranks last trained, in the format of names.LOST_BEFORE. The ranks use both for their goodput.
+    ``steps_before`` is the highest step of all previous attempts. ``lost`` is the time since ranks last trained, in the
+    format of names.LOST_BEFORE. The ranks use both for their goodput.
     ``interface`` is the network interface to node 0, or the loopback interface if all nodes are on this machine.
     """
+    config, node_dir, runtime = node.config, node.folder.path, node.folder.runtime.path
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = node_environment(config, base) | {
         names.RANK: str(rank),

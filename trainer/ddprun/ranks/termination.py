@@ -26,7 +26,7 @@ from ddpwire.run_files import Outcome
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-POLL_S = 0.01
+POLL_S = 0.01  # a restart waits for the end of the ranks
 SAME_REQUEST_S = 0.25  # a second signal within this time belongs to the same request as the first one
 SLURM_SAME_REQUEST_S = 5.0  # scancel of Slurm 22.05 may send SIGTERM twice (docs/decisions/0009)
 

@@ -23,8 +23,8 @@ from ddprun.system.errors import NodeError
 ROOT = str(Path(__file__).parents[2])
 # Isolated and without site-packages, the supervisor starts in 20 ms, whatever the user's environment contains.
 SUPERVISOR_CODE = "import sys; sys.path.append(sys.argv[1]); from ddprun.ranks.supervisor import main; main()"
-POLL_S = 0.5
-KILL_TIMEOUT_S = 3.0
+POLL_S = 0.5  # between two looks whether the supervisor was stopped
+KILL_TIMEOUT_S = 3.0  # killed processes end within milliseconds, unless they sleep in the kernel
 
 
 class SupervisorLostError(Exception):

@@ -134,9 +134,9 @@ class NodeConfig:
     hang_timeout_s: float  # 0 means no limit
     grace_s: float
     stop_signal: int  # asks the ranks to save and end
-    node_setup: tuple[str, ...]  # shell commands, see ranks/node_commands.py
+    node_setup: tuple[str, ...]  # shell commands, see ranks/user_commands.py
     node_teardown: tuple[str, ...]
-    notify: tuple[str, ...]  # see ranks/notices.py
+    notify: tuple[str, ...]
     notify_on: tuple[str, ...]
     setup_timeout_s: float  # for all commands together
     teardown_timeout_s: float  # 0 without commands
@@ -387,13 +387,13 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
     sources = [source for setting, (source, _) in settings.items() if setting in ("master_addr", "master_port")]
     if max_nodes == 1 and {*sources} <= {names.MASTER_ADDR, names.MASTER_PORT}:
         return "127.0.0.1", 0  # MASTER_* variables left over in a shell do not matter to a single node
-    for setting, flag, variable, what in (
+    for setting, flag, variable, description in (
         ("master_addr", "--master-addr", names.NODE_MASTER_ADDR, "the address of node 0"),
         ("master_port", "--master-port", names.NODE_MASTER_PORT, "the port of node 0"),
     ):
         if setting not in settings and max_nodes > 1:
             hint = f"give {flag} or {variable}, the same on every node"
-            raise config_error(f"the job has {max_nodes} nodes, but {what} is not set", hint=hint)
+            raise config_error(f"the job has {max_nodes} nodes, but {description} is not set", hint=hint)
     port = _port(*settings.get("master_port", ("", "0")))
     if port == 0 and max_nodes > 1:
         source = settings["master_port"][0]

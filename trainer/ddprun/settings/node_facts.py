@@ -83,8 +83,8 @@ def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: 
 
 def argument_hashes(command: tuple[str, ...]) -> list[str]:
     """Return a hash of each argument of the script, because the argument itself may contain a secret."""
-    words = (word.encode(errors="surrogateescape") for word in _script_arguments(command))
-    return [hashlib.sha256(word).hexdigest()[:12] for word in words]
+    arguments = (word.encode(errors="surrogateescape") for word in _script_arguments(command))
+    return [hashlib.sha256(word).hexdigest()[:12] for word in arguments]
 
 
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
@@ -92,20 +92,20 @@ def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: in
 
     The warning does not contain the argument's value. Arguments that place a node or a rank may differ.
     """
-    words = _script_arguments(command)
-    if len(words) != len(node_0):
-        number = f"{len(words)} argument{'s' * (len(words) != 1)}"
+    arguments = _script_arguments(command)
+    if len(arguments) != len(node_0):
+        number = f"{len(arguments)} argument{'s' * (len(arguments) != 1)}"
         return f"the script has {number} on node {node}, but {len(node_0)} on node 0"
     for index, (mine, first) in enumerate(zip(argument_hashes(command), node_0, strict=True)):
-        name = _argument_name(words, index)
+        name = _argument_name(arguments, index)
         if mine != first and not _is_placement(name):
             return f"{name or f'argument {index + 1}'} of the script is not the same on node {node} as on node 0"
     return ""
 
 
-def _argument_name(words: Sequence[str], index: int) -> str:
-    before = words[index - 1] if index and words[index - 1].startswith("-") else ""
-    return words[index].partition("=")[0] if words[index].startswith("-") else before
+def _argument_name(arguments: Sequence[str], index: int) -> str:
+    before = arguments[index - 1] if index and arguments[index - 1].startswith("-") else ""
+    return arguments[index].partition("=")[0] if arguments[index].startswith("-") else before
 
 
 def _is_placement(name: str) -> bool:
@@ -114,13 +114,13 @@ def _is_placement(name: str) -> bool:
 
 def config_sha256(command: tuple[str, ...]) -> str:
     """Return a hash of the script, its configuration files, and its arguments except those that may differ."""
-    words = _script_arguments(command)
+    arguments = _script_arguments(command)
     module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
     digest = hashlib.sha256(module.encode())
     for path in _compared_files(command):
         digest.update(f"{path.name} {_sha256(path)}\n".encode(errors="surrogateescape"))
-    for index, word in enumerate(words):
-        if not _is_placement(_argument_name(words, index)):
+    for index, word in enumerate(arguments):
+        if not _is_placement(_argument_name(arguments, index)):
             digest.update(word.encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()[:12]
 
@@ -138,7 +138,7 @@ def _script_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
 def summarize_builds(facts: Mapping[str, str]) -> str:
     """Return the builds and their versions in one line."""
     builds = ("torch", "NCCL", "driver", "python", "image")
-    return ", ".join(f"{what} {facts[what]}" for what in builds if facts[what] != NONE)
+    return ", ".join(f"{build} {facts[build]}" for build in builds if facts[build] != NONE)
 
 
 def _compared_files(command: tuple[str, ...]) -> list[Path]:

@@ -103,10 +103,10 @@ def parser() -> argparse.ArgumentParser:
         for name, why in ACCEPTED.items()
     }
     for usage, text in (OPTIONS | compatible).items():
-        words = usage.split()
-        names = [word for word in words if word.startswith("-")]
-        value = {"metavar": words[-1]} if words[-1] not in names else {"action": "store_true"}
-        value |= {"action": "append"} if words[-1] == "COMMAND" else {}
+        parts = usage.split()
+        names = [word for word in parts if word.startswith("-")]
+        value = {"metavar": parts[-1]} if parts[-1] not in names else {"action": "store_true"}
+        value |= {"action": "append"} if parts[-1] == "COMMAND" else {}
         names += [f"--{name[2:].replace('-', '_')}" for name in names if "-" in name[2:]]  # torchrun takes both
         top.add_argument(*names, help=text, **value)  # type: ignore[arg-type]
     kind = top.add_mutually_exclusive_group()

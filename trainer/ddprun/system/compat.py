@@ -5,7 +5,9 @@ This module imports a library only when a function needs it, because a process t
 
 import atexit
 import contextlib
+import functools
 import gc
+import importlib
 import io
 import itertools
 import json
@@ -14,7 +16,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ddprun.system.errors import config_error
@@ -72,20 +73,39 @@ def before_process_group(call: Callable[[], None]) -> bool:
     """
     from torch.distributed import distributed_c10d
 
-    return _before_each(distributed_c10d, "_new_process_group_helper", cache(call))
+    return _before_each(distributed_c10d, "_new_process_group_helper", functools.cache(call))
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> bool:
+    """Replace a function by ``wrapper``, which gets the function as its first argument.
+
+    Return False if this version of the library lacks the function.
+    """
+    if function := getattr(owner, name, None):
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(function, *args, **kwargs)
+
+        setattr(owner, name, wrapped)
+    return function is not None
 
 
 def _before_each(module: Any, name: str, call: Callable[[], None]) -> bool:
     """Arrange that ``call`` is called before each call of a module's function. Return False if it does not exist."""
-    function: Any = getattr(module, name, None)
 
-    def call_first(*args: Any, **kwargs: Any) -> Any:
+    def call_first(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call()
         return function(*args, **kwargs)
 
-    if function:
-        setattr(module, name, call_first)
-    return function is not None
+    return wrap(module, name, call_first)
+
+
+def change_spawned(change: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Arrange that torch.multiprocessing starts ``change(fn)`` in new processes in place of a function ``fn``."""
+    package, spawn = map(importlib.import_module, ("torch.multiprocessing", "torch.multiprocessing.spawn"))
+    wrap(spawn, "start_processes", lambda start, fn, *args, **kwargs: start(change(fn), *args, **kwargs))
+    package.start_processes = spawn.start_processes  # type: ignore[attr-defined]
 
 
 def before_steps(call: Callable[[Any], None]) -> None:
@@ -138,19 +158,14 @@ def watch_batches(on_batch: Callable[[int, Any], None], on_end: Callable[[int], 
 def before_rendezvous(check: Callable[[object, object, object], object]) -> None:
     """Arrange that init_process_group calls ``check`` with the URL, rank and world size before the rendezvous.
 
-    ``check`` returns the URL at which the ranks meet. Do nothing if this version of torch lacks the function that has
-    to be wrapped.
+    ``check`` returns the URL at which the ranks meet.
     """
     from torch.distributed import distributed_c10d
 
-    meet: Any = getattr(distributed_c10d, "rendezvous", None)
-    if meet is None:
-        return
-
-    def check_first(url: Any, rank: Any = -1, world_size: Any = -1, **kwargs: Any) -> Any:
+    def check_first(meet: Any, url: Any, rank: Any = -1, world_size: Any = -1, **kwargs: Any) -> Any:
         return meet(check(url, rank, world_size), rank, world_size, **kwargs)
 
-    distributed_c10d.rendezvous = check_first  # type: ignore[attr-defined]
+    wrap(distributed_c10d, "rendezvous", check_first)
 
 
 def flight_recorder() -> bytes:

@@ -9,7 +9,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -172,63 +171,36 @@ def parse_cpu_list(ranges: str) -> Cores:
     return frozenset(core for pair in pairs for core in range(int(pair[0]), int(pair[-1]) + 1))
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineHealth:
-    """The resources and limits of this machine that ``health_warnings`` checks."""
-
-    shm_bytes: int | None  # None if this machine has no /dev/shm
-    memlock_bytes: int | None  # None if unlimited
-    open_files: int | None  # None if unlimited
-    num_gpus: int
-    has_infiniband: bool = False
-    infiniband_error: str = ""  # why NCCL cannot use it
-    gpu_problems: tuple[str, ...] = ()
-
-
-def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
-    """Yield a warning for each limit that is likely to harm the training. Pure."""
-    shm = max(MIN_SHM, local_world_size * SHM_PER_RANK)
-    if machine.shm_bytes is not None and machine.shm_bytes < shm:
+def health_warnings(num_gpus: int, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
+    """Yield a warning for each limit of this machine that is likely to harm the training, and for each bad GPU."""
+    shm, wanted = shm_bytes(), max(MIN_SHM, local_world_size * SHM_PER_RANK)
+    if shm is not None and shm < wanted:
         yield (
-            f"{SHM_DIR} has only {machine.shm_bytes // MIB} MiB, and DataLoader workers die when it is full: "
-            f"give it {shm // MIB} MiB for {local_world_size} rank{'s' * (local_world_size > 1)} "
+            f"{SHM_DIR} has only {shm // MIB} MiB, and DataLoader workers die when it is full: "
+            f"give it {wanted // MIB} MiB for {local_world_size} rank{'s' * (local_world_size > 1)} "
             f"(docker run --shm-size, or in Kubernetes an emptyDir with medium: Memory)"
         )
-    open_files = max(MIN_OPEN_FILES, local_world_size * num_nodes * OPEN_FILES_PER_RANK)
-    if machine.open_files is not None and machine.open_files < open_files:
-        yield (
-            f"the limit for open files is {machine.open_files}, but {open_files} may be needed: "
-            f"set ulimit -n {open_files}"
-        )
-    uses_infiniband = machine.has_infiniband and machine.num_gpus and num_nodes > 1
-    if uses_infiniband and machine.infiniband_error:
-        error = machine.infiniband_error
-        yield f"{error}, so NCCL uses TCP instead of InfiniBand: give /dev/infiniband to the container"
-    if uses_infiniband and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
-        yield (
-            f"only {machine.memlock_bytes // 1024} KiB of memory can be locked, so NCCL uses TCP instead of "
-            "InfiniBand: set ulimit -l unlimited before the container starts"
-        )
-    if device == "cuda" and machine.num_gpus < local_world_size:
-        gpus = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
+    files = resource_limit(resource.RLIMIT_NOFILE)
+    needed = max(MIN_OPEN_FILES, local_world_size * num_nodes * OPEN_FILES_PER_RANK)
+    if files is not None and files < needed:
+        yield f"the limit for open files is {files}, but {needed} may be needed: set ulimit -n {needed}"
+    if num_gpus and num_nodes > 1 and has_infiniband():
+        if error := infiniband_error():
+            yield f"{error}, so NCCL uses TCP instead of InfiniBand: give /dev/infiniband to the container"
+        locked = resource_limit(resource.RLIMIT_MEMLOCK)
+        if locked is not None and locked < MIN_MEMLOCK:
+            yield (
+                f"only {locked // 1024} KiB of memory can be locked, so NCCL uses TCP instead of InfiniBand: "
+                "set ulimit -l unlimited before the container starts"
+            )
+    if device == "cuda" and num_gpus < local_world_size:
+        gpus = f"{num_gpus} GPU{'s' * (num_gpus != 1)}"
         yield (
             f"this node has {local_world_size} CUDA ranks, but {gpus}: each rank needs a GPU of its own, unless the "
             "script makes ranks share a GPU"
         )
-    yield from machine.gpu_problems
-
-
-def read_health(num_gpus: int) -> MachineHealth:
-    """Read the current resources and limits of this machine."""
-    return MachineHealth(
-        shm_bytes=shm_bytes(),
-        memlock_bytes=resource_limit(resource.RLIMIT_MEMLOCK),
-        open_files=resource_limit(resource.RLIMIT_NOFILE),
-        num_gpus=num_gpus,
-        has_infiniband=has_infiniband(),
-        infiniband_error=infiniband_error(),
-        gpu_problems=ask_nvml(_gpu_problems, ()) if num_gpus else (),
-    )
+    problems: tuple[str, ...] = ask_nvml(_gpu_problems, ()) if num_gpus else ()
+    yield from problems
 
 
 def driver_version() -> str | None:

@@ -63,6 +63,18 @@ def die_with_parent(parent: int | None) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def fork(run: Callable[[], object]) -> int:
+    """Fork a process that calls ``run``, and that ends with it or with this process. Return its pid. Raises OSError."""
+    parent, pid = os.getpid(), os.fork()
+    if not pid:
+        try:
+            die_with_parent(parent)
+            run()
+        finally:
+            os._exit(1)  # never return to the code that called this
+    return pid
+
+
 def list_processes() -> list[Process]:
     """Return every process of this machine."""
     pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))

@@ -38,8 +38,8 @@ from ddpwire.machine import call_with_timeout
 T = TypeVar("T")
 StoreError = DistError  # raised if a store, or a key in it, does not appear in time
 TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
-ANSWER_TIMEOUT_S = 4.0
-POLL_S = 0.05
+ANSWER_TIMEOUT_S = 4.0  # as NODE_LOST_S: a store that is reachable answers within a millisecond
+POLL_S = 0.05  # for keys, if a call must not block
 SIGNED = b"hmac-sha256:"  # begins a signed value; then come the signature, a space and the value itself
 CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothing blocks; a foreign server may not
 FIRST_TIMEOUT_S = 8.0  # of the first connection: see short_lookups, up to 3 s here, and up to 3 s at the store
