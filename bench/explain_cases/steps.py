@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddprank.heartbeat import HEARTBEAT_FILE
-from ddprun.ranks import process_groups, rank_profiler
+from ddprun.ranks import process_groups, rank_server
 from ddprun.ranks.rank_server import SOCKET_SUFFIX
 from ddprun.system import compat
 
@@ -44,8 +44,8 @@ changes = [0.0]  # when the next of the phases began
 def record_now_and_then() -> None:
     while True:
         time.sleep(EVERY_S - time.time() % EVERY_S)  # all ranks at the same time
-        found = rank_profiler.record(str(folder / f"trace-{dist.get_rank()}"), 1.0)
-        changes.extend((found["began"], found["ended"], time.time()))
+        recording = rank_server.record(str(folder / f"trace-{dist.get_rank()}"), 1.0)
+        changes.extend((recording["began"], recording["ended"], time.time()))
 
 
 if way == "recorded":
@@ -64,7 +64,7 @@ cpu_s = (time.process_time() - cpu_s) / steps
 entries = len(json.loads(compat.flight_recorder())["gloo"].get("entries", ()))
 answers = Path(os.environ[HEARTBEAT_FILE] + SOCKET_SUFFIX).exists()
 assert (entries > 0, answers) == (way != "without", way != "without"), (way, entries, answers)
-found = {"cpu": cpu_s, "wall": statistics.median(times[WARM_UP:])}
+seconds = {"cpu": cpu_s, "wall": statistics.median(times[WARM_UP:])}
 if way == "recorded":
     done = [*changes]  # without a recording that still runs
     steps_of: dict[str, list[int]] = {phase: [] for phase in PHASES}
@@ -72,7 +72,7 @@ if way == "recorded":
         steps_of[PHASES[(bisect(done, began_at[number]) - 1) % 3]].append(number)
     for name, values in (("cpu", cpu_times), ("wall", times)):
         medians = {phase: statistics.median(values[number] for number in steps_of[phase]) for phase in PHASES}
-        found |= {f"{name} {phase}": median for phase, median in medians.items()}
-(folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+        seconds |= {f"{name} {phase}": median for phase, median in medians.items()}
+(folder / f"{dist.get_rank()}.json").write_text(json.dumps(seconds))
 dist.barrier()
 dist.destroy_process_group()
