@@ -16,6 +16,7 @@ from ddpwire.streams import leave_lost
 STOPS = {
     signal.SIGINT: Exit.INTERRUPTED,
     signal.SIGUSR1: Exit.SAVED_USR1,
+    signal.SIGUSR2: Exit.SAVED_USR2,
     signal.SIGTERM: Exit.SAVED_TERM,
     signal.SIGHUP: Exit.SAVED_TERM,  # the terminal was closed
 }

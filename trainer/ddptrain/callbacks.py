@@ -40,7 +40,12 @@ LOG_EVERY_S = 30.0
 NOT_FINITE = 1 << 10  # above all exit codes, so that it wins the vote
 TIMES_EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
-_SIGNALS: dict[int, str] = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
+_SIGNALS: dict[int, str] = {
+    Exit.INTERRUPTED: "Ctrl-C",
+    Exit.SAVED_USR1: "SIGUSR1",
+    Exit.SAVED_USR2: "SIGUSR2",
+    Exit.SAVED_TERM: "SIGTERM",
+}
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message

@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from tests import forks
 
 from ddprank.heartbeat import read_beat
+from ddprun.settings.node_config import STOP_SIGNALS
 from ddpwire.events import read_events
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
@@ -44,13 +45,13 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == f"{line}\n"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)])
-def test_a_signal_is_answered_at_the_end_of_a_step(start: Start, number: int, code: int) -> None:
+@pytest.mark.parametrize("number", [*STOP_SIGNALS.values(), signal.SIGINT])
+def test_a_signal_is_answered_at_the_end_of_a_step(start: Start, number: int) -> None:
     process = start()
     wait_for(process, "training")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (code, "")
+    assert (process.returncode, err) == (128 + number, "")
     assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", out)
 
 
