@@ -357,9 +357,9 @@ Examples:
   ddptrain fit --params 8e9 --memory 80GB         estimate whether it fits into a GPU
 
 Stopping: after SIGTERM, SIGUSR1 or SIGUSR2 to any rank, ddptrain saves a checkpoint at the end of the step, and exits
-with 143, 138 or 140. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues from
-the checkpoint. The final weights equal those of an uninterrupted training: bit for bit with --deterministic, otherwise
-up to rounding.
+with 143, 138 or 140. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues
+from the checkpoint. The final weights equal those of an uninterrupted training: bit for bit with --deterministic,
+otherwise up to rounding.
 """
 
 
