@@ -121,7 +121,6 @@ class OtherFormat(UnusableCheckpoint):
         writer = "a newer" if number > SHARDED_FORMAT else "an older"
         known = f"this ddptrain reads formats {FORMAT} and {SHARDED_FORMAT}"
         super().__init__("incompatible", f"it has format {number} ({writer} ddptrain wrote it), but {known}")
-        self.number = number
 
 
 def manifest_path(path: Path) -> Path:
