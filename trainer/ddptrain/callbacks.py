@@ -294,9 +294,9 @@ class Callbacks:
         self.heartbeat.beat(step)
         self._count_steps()
         self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
-        if (skew := self.stragglers.after_step(step, self.phases.own_s)) is not None:
-            self.metrics.gauge(catalogue.STRAGGLER_SKEW, skew.ratio)
-            self.metrics.gauge(catalogue.RELATIVE_SPEED, skew.speed)
+        if (ratios := self.stragglers.after_step(step, self.phases.own_s)) is not None:
+            self.metrics.gauge(catalogue.STRAGGLER_SKEW, ratios[0])
+            self.metrics.gauge(catalogue.RELATIVE_SPEED, ratios[1])
         self.tracer.step()
         if self._every("times", TIMES_EVERY_S):
             self._export_times()
