@@ -65,6 +65,22 @@ def test_a_signal_before_the_loop_ends_the_process_at_once(start: Start) -> None
     assert time.monotonic() - asked_at < 20
 
 
+OWN_HANDLER = """
+import signal
+import ddpwire.script
+signal.signal(signal.SIGUSR2, lambda *_: print("mine", flush=True))
+signal.raise_signal(signal.SIGUSR2)
+signal.raise_signal(signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_a_signal_whose_handler_the_script_has_replaced_is_the_script_s() -> None:
+    command = [sys.executable, "-c", OWN_HANDLER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "mine\n", "")
+
+
 def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
     environ = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DDP_HEARTBEAT_FILE": str(tmp_path / "heartbeat")}
     began_at = time.monotonic()
