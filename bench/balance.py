@@ -8,8 +8,6 @@ the speed is that of the epochs after it, from the events of the run. The ideal 
 takes the time of the slow node for half of a batch, and with 2:1 that for a third of it.
 """
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -95,7 +93,7 @@ def train(way: str, *, quota: float, epochs: int) -> tuple[float, str]:
 
 def main() -> None:
     """Print the speed of each run, and the ratio of the medians."""
-    parser: argparse.ArgumentParser = measuring.options(__doc__)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quota", type=float, default=0.4)
     parser.add_argument("--epochs", type=int, default=4)
@@ -108,8 +106,7 @@ def main() -> None:
         print(f"round {number + 1}  --balance {way:4}  {speed:7.1f} images/s  shares {shares}", flush=True)
     ratio = statistics.median(speeds["auto"]) / statistics.median(speeds["off"])
     print(f"auto is {ratio:.2f} times as fast as equal shares (ideal: 1.5)")
-    if given.json:
-        given.json.write_text(json.dumps({"images_per_s": speeds, "ratio": round(ratio, 3)}, indent=1) + "\n")
+    measuring.write_json(given.json, {"images_per_s": speeds, "ratio": round(ratio, 3)})
 
 
 if __name__ == "__main__":

@@ -114,12 +114,12 @@ def watching() -> tuple[list[float], float]:
     The list has one time for each step: the time that metrics, phases, heartbeat and progress take together. The single
     time is how long the guard takes to check the gradients of a step (a median).
     """
-    from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
+    from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressDisplay
     from ddptrain.data.base import ImageShape
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
     from ddptrain.models import build_model
-    from ddptrain.step_timing import ClockPhases, Tracer
+    from ddptrain.step_timing import Phases, Tracer
     from ddptrain.straggler import StragglerDetector
 
     callbacks = Callbacks(
@@ -127,19 +127,19 @@ def watching() -> tuple[list[float], float]:
         heartbeat=Heart(os.environ["DDP_HEARTBEAT_FILE"]),
         metrics=open_metrics(os.environ, first=True),
         goodput=Goodput(time.monotonic()),
-        phases=ClockPhases(),
+        phases=Phases(),
         guard=NonFiniteGuard(torch.device("cpu")),
         ddp=None,
         events=EventLog(None, node=0),
         stragglers=StragglerDetector(0, 1, on_event=print),
         tracer=Tracer(0, Path(), log=print),
-        progress=ProgressLines(),
+        progress=ProgressDisplay(is_shown=True),
         on_gpu=False,
     )
     times = []
     for step in range(1, WATCHED + 1):
         began = time.perf_counter()
-        callbacks.on_step_begin()
+        callbacks.phases.begin()
         for phase in ("data", "forward", "backward", "optimizer"):
             callbacks.phases.mark(phase)
         callbacks.on_step_end(step=step, epoch=1, samples=32, lr=0.1)

@@ -1,7 +1,6 @@
 """Check that a training that continues after a kill or a stop ends with the same weights as an undisturbed training.
 
-    python bench/exact.py [--groups ranks,models,moments,communication,ways] [--rows REGEX] [--random N] [--json FILE]
-                          [--write]
+    python bench/exact.py [--groups ranks,models,moments,communication,ways] [--rows REGEX] [--json FILE] [--write]
     python bench/exact.py --groups device --device cuda
 
 All trainings run with --deterministic and gloo, those of the group ``device`` with one rank. Each row trains twice on
@@ -9,31 +8,23 @@ the same number of ranks: once undisturbed, and once with a rank that gets signa
 After a signal, the training continues in one of three ways: ddprun starts the ranks again (after a SIGKILL only), the
 same command is run again, or ``ddpctl launch --resume`` is run. After a SIGTERM, all ranks save before they stop.
 
---rows selects the rows whose title matches the regular expression. --random N adds N runs of ``ddpctl launch --nodes 2
---gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``. In each of these runs, a rank is killed at a random
-moment. --write puts the table into docs/results/faults.md. The exit code is 1 if any weights differ.
+--rows selects the rows whose title matches the regular expression. --write puts the table into docs/results/faults.md.
+The exit code is 1 if any weights differ. Kills at random moments: bench/kills.py.
 """
 
 import functools
-import os
 import platform
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import measuring
-from measuring import runtime_files
-
-from ddprank.heartbeat import read_beat
-from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "faults.md"
 RANK = str(Path(__file__).with_name("exact_rank.py"))
@@ -255,48 +246,6 @@ def try_row(row: Row) -> Tried:
     return Tried(row=row, undisturbed=undisturbed(row.ranks, row.options), disturbed=disturbed, starts=starts)
 
 
-LAUNCHED = ("--epochs=12", "--deterministic", "--checkpoint-every=20")
-
-
-def launched(folder: Path, kill_after: int | None = None) -> str:
-    """Run ``ddpctl launch`` on 2 nodes x 2 ranks and return the hash of the weights.
-
-    One rank is killed when rank 0 has finished step ``kill_after``."""
-    place = ["--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "x"]
-    command = [sys.executable, "-m", "ddpctl", "launch", *place]
-    environ = os.environ | {"DDPCTL_STATE_DIR": str(folder)}
-    with (folder / "log").open("w+") as log:
-        run = subprocess.Popen([*command, "--", *LAUNCHED], env=environ, stdout=log, stderr=log, cwd=folder)
-        deadline = time.monotonic() + TIMEOUT_S
-        while kill_after is not None and run.poll() is None and time.monotonic() < deadline:
-            nodes = [folder / "x" / node_name(number) for number in range(2)]
-            beat = next(map(read_beat, runtime_files(folder / "x", rank_heartbeat(0))), None)
-            if beat and beat.step >= kill_after:
-                ranks = read_node((nodes[kill_after % 2] / "node.json").read_text()).ranks
-                os.kill(ranks[kill_after // 2 % 2].pid, signal.SIGKILL)
-                break
-            time.sleep(0.01)
-        code = run.wait(TIMEOUT_S)
-        log.seek(0)
-        text = log.read()
-    if code or (kill_after is not None and "continuing at step" not in text and "attempt 2" not in text):
-        sys.exit(f"exact.py: a launch exited with {code}:\n{text}")
-    return weights(text)
-
-
-def launches(times: int, seed: int) -> list[tuple[int, str]]:
-    """For each launch, return the step at which a rank was killed, and the final weights. The first launch is
-    undisturbed.
-    """
-    dice = random.Random(seed)  # noqa: S311
-    # Of 540 steps: a kill in the last ones could come too late.
-    found = []
-    for kill_after in [None, *(dice.randrange(1, 530) for _ in range(times))]:
-        with tempfile.TemporaryDirectory() as folder:
-            found.append((kill_after or 0, launched(Path(folder), kill_after)))
-    return found
-
-
 def table(tries: Sequence[Tried]) -> str:
     lines = [
         f"Measured with Python {platform.python_version()}, gloo, {measuring.machine()}.",
@@ -316,38 +265,28 @@ def main() -> None:
     parser = measuring.options(__doc__)
     parser.add_argument("--groups", default=",".join(groups))
     parser.add_argument("--rows", default="")
-    parser.add_argument("--random", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the group device")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     every = (*ROWS, *on_device(args.device))
     rows = [row for row in every if row.group in args.groups.split(",") and re.search(args.rows, row.title)]
-    if not rows and not args.random:
+    if not rows:
         parser.error(f"no row of {args.groups} is found by {args.rows!r}")
     tries = []
     for row in rows:
         tries.append(try_row(row))
         same = "equal" if tries[-1].equal else "DIFFERENT"
         print(f"{row.title}: {tries[-1].undisturbed} {tries[-1].disturbed} {same}", file=sys.stderr, flush=True)
-    if tries:
-        print(table(tries))
-    found = launches(args.random, args.seed) if args.random else []
-    for step, weights in found[1:]:
-        same = "equal" if weights == found[0][1] else "DIFFERENT"
-        print(f"launch --nodes 2 --gpus 2, a rank killed after step {step}: {weights} {same}", flush=True)
-    good = sum(weights == found[0][1] for _, weights in found[1:])
-    if found:
-        print(f"{good} of {args.random} end with the undisturbed launch's {found[0][1]}")
+    print(table(tries))
     result = [
         {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
         for one in tries
     ]
-    measuring.write_json(args.json, {"rows": result, "launches": found})
+    measuring.write_json(args.json, {"rows": result})
     if args.write:
         measuring.write_table(PAGE, "exact.py", table(tries))
-    sys.exit(not all(one.equal for one in tries) or good != args.random)
+    sys.exit(not all(one.equal for one in tries))
 
 
 if __name__ == "__main__":

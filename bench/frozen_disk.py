@@ -164,12 +164,7 @@ class Job:
 
     def pids(self) -> list[int]:
         """Return the processes of the run that are alive."""
-        pids = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # it has ended
-                if process.environ().get("END") == str(self._end) and process.status() != psutil.STATUS_ZOMBIE:
-                    pids.append(process.pid)
-        return pids
+        return [process.pid for process in measuring.processes_with("END", str(self._end))]
 
 
 def step(heartbeat: Path | BinaryIO) -> int:
@@ -255,8 +250,7 @@ def main() -> None:
                   f"codes {result.codes}{took}: {state}", flush=True)  # fmt: skip
             for line in result.lines:
                 print(f"    {line}", flush=True)
-    if args.json:
-        measuring.write_json(args.json, results)
+    measuring.write_json(args.json, results)
     sys.exit(any(result["errors"] for result in results))
 
 

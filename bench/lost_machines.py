@@ -10,7 +10,6 @@ With --torchrun, torchrun runs the same script beside it (c10d on the first mach
 is a further agent, which torchrun keeps for a lost one. It prints when the ranks train again, or when the agents end.
 """
 
-import argparse
 import contextlib
 import ctypes
 import importlib
@@ -352,7 +351,7 @@ def beside(number: int, dice: random.Random) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=1, help="of each scenario")
     parser.add_argument("--only", default=",".join(SCENARIOS))
     parser.add_argument("--seed", type=int, default=0)

@@ -46,6 +46,18 @@ def runtime_files(run_dir: Path, pattern: str) -> list[Path]:
     return paths
 
 
+def processes_with(variable: str, value: str) -> list[Any]:
+    """Return the processes (of psutil) that have this variable in their environment, without those that have ended."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
 def free_port() -> int:
     """Return a TCP port of the loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:

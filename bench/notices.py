@@ -15,7 +15,6 @@ round is right if
 1 if a round is not right.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -30,6 +29,8 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+
+import measuring
 
 SCRIPT = "import os, time\nprint('ready', flush=True)\ntime.sleep(8)\n"
 VICTIMS = ("rank", "rank", "node 0", "node 1", "none")
@@ -125,7 +126,7 @@ def judge(report: dict[str, Any], arrived: list[str], hook: list[dict[str, Any]]
 
 def main() -> None:
     """Run all rounds, and print a line for each."""
-    parser = argparse.ArgumentParser()
+    parser = measuring.options(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mail")
@@ -150,8 +151,7 @@ def main() -> None:
             results.append(run_round(number, options.seed + number, env))
             print(json.dumps(results[-1]), flush=True)
         server.shutdown()
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    measuring.write_json(options.json, results)
     right = sum(not result["wrong"] for result in results)
     lost = sum("sending" in text for result in results for text in result["recorded"])
     print(f"{right} of {len(results)} rounds are right; {lost} notices are unknown")

@@ -31,6 +31,7 @@ from collections import Counter
 from pathlib import Path
 
 import measuring
+import psutil
 
 STEPS_PER_EPOCH = 45  # of the digits, whatever the number of ranks
 ACTIVE = ("pending", "starting", "rendezvous", "running", "training", "stopping", "suspended")
@@ -60,15 +61,9 @@ ALLOWED = {
 def processes(mark: str) -> dict[int, tuple[int, str, str]]:
     """Return the parent, state and command of each process that has ``mark`` in its environment. The keys are pids."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                if fields[0] not in "ZX":
-                    found[int(entry.name)] = (int(fields[1]), fields[0], command)
-        except OSError:
-            continue
+    for process in measuring.processes_with(MARK, mark):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found[process.pid] = (process.ppid(), process.status(), " ".join(process.cmdline()))
     return found
 
 

@@ -18,8 +18,9 @@ only if the machine is idle: this program and node 0 share it. "lag" is how late
 """
 
 import json
-import os
+import mmap
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -37,35 +38,49 @@ RUN_ID = "scale"
 RANK = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.2)\n"
 PHASES = ("wait", "join", "start", "beat", "failure", "end")
 LASTING = ("wait", "beat")  # shown per second
+NAMES = ("set", "get", "compare_set", "multi_get", "check", "add", "delete_key", "wait")
+COUNTS = struct.Struct("<qq")  # calls of the store, and their bytes
+
+
+def count_calls(counts: mmap.mmap) -> None:
+    """From now on, count the calls of ddprun's control store and their bytes."""
+    from ddprun.system import stores
+
+    def size(value: Any) -> int:
+        if isinstance(value, bytes | str):
+            return len(value)
+        return sum(map(size, value)) if isinstance(value, list | tuple) else 8 * isinstance(value, int)
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(self, *args, **kwargs)
+            calls, num_bytes = COUNTS.unpack_from(counts)
+            COUNTS.pack_into(counts, 0, calls + 1, num_bytes + size(args) + size(result))
+            return result
+
+        return call
+
+    for name in NAMES:
+        plain = getattr(stores.SignedStore, name, None) or (
+            lambda self, *args, _name=name: getattr(self.wrapped, _name)(*args)
+        )
+        setattr(stores.SignedStore, name, counted(plain))
 
 
 def node_0(counts: str) -> None:
     """Run ddprun in this process, and keep the number of its store calls in the file ``counts``."""
     from ddprun import main as ddprun
 
-    preload, number = ddprun.preload_torch, 0
+    preload = ddprun.preload_torch
 
     def preload_and_count(*args: Any) -> None:
         preload(*args)
-        from ddprun.system import stores
-
-        def counted(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal number
-                number += 1
-                os.pwrite(file, b"%20d" % number, 0)
-                return method(*args, **kwargs)
-
-            return call
-
-        for name in ("set", "get", "compare_set", "multi_get", "check", "add", "delete_key", "wait"):
-            plain = getattr(stores.SignedStore, name, None) or (
-                lambda self, *args, _name=name: getattr(self.wrapped, _name)(*args)
-            )
-            setattr(stores.SignedStore, name, counted(plain))
+        count_calls(number)
 
     ddprun.preload_torch = preload_and_count
-    file = os.open(counts, os.O_RDWR | os.O_CREAT)
+    Path(counts).write_bytes(bytes(COUNTS.size))
+    with Path(counts).open("r+b") as file:
+        number = mmap.mmap(file.fileno(), COUNTS.size)
     ddprun.main()
 
 
@@ -175,8 +190,8 @@ class Node0:
         with suppress(psutil.Error):
             times = self._seen.cpu_times()
             cpu = times.user + times.system
-        with suppress(OSError, ValueError):
-            return time.monotonic(), cpu, int(self._counts.read_text())
+        with suppress(OSError, struct.error):
+            return time.monotonic(), cpu, COUNTS.unpack(self._counts.read_bytes())[0]
         return time.monotonic(), cpu, 0
 
     def begin(self) -> None:

@@ -21,16 +21,15 @@ import mmap
 import os
 import signal
 import statistics
-import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 from measuring import free_port, in_turns, options, wait_until, write_json
+from scale import COUNTS, count_calls
 
 from ddprun.ranks import fork_server
 from ddprun.system import compat, processes
@@ -42,33 +41,6 @@ open(f"{sys.argv[1]}/rank.{os.environ['RANK']}.{os.getpid()}", "w").close()
 while not os.path.exists(f"{sys.argv[1]}/finish"):
     time.sleep(0.2)
 """
-NAMES = ("set", "get", "compare_set", "multi_get", "check", "add", "delete_key", "wait")
-COUNTS = struct.Struct("<qq")
-
-
-def count_calls(counts: mmap.mmap) -> None:
-    """From now on, count the calls of ddprun's control store and their bytes."""
-    from ddprun.system import stores
-
-    def size(value: Any) -> int:
-        if isinstance(value, bytes | str):
-            return len(value)
-        return sum(map(size, value)) if isinstance(value, list | tuple) else 8 * isinstance(value, int)
-
-    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = method(self, *args, **kwargs)
-            calls, num_bytes = COUNTS.unpack_from(counts)
-            COUNTS.pack_into(counts, 0, calls + 1, num_bytes + size(args) + size(result))
-            return result
-
-        return call
-
-    for name in NAMES:
-        plain = getattr(stores.SignedStore, name, None) or (
-            lambda self, *args, _name=name: getattr(self.wrapped, _name)(*args)
-        )
-        setattr(stores.SignedStore, name, counted(plain))
 
 
 class Agents:

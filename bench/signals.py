@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import measuring
-import psutil
 
 from ddpwire.exits import Exit, of_status
 from ddpwire.run_files import read_node
@@ -55,13 +54,7 @@ def phase(run_dir: Path) -> str:
 
 def left(run_dir: Path) -> list[int]:
     """Return the pids of the processes that have the run's folder in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            mine = process.environ().get("DDP_RUN_DIR") == str(run_dir)
-            if mine and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
+    return [process.pid for process in measuring.processes_with("DDP_RUN_DIR", str(run_dir))]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> float:

@@ -7,7 +7,7 @@
             if rank == 0:
                 path = save(model, ddp.checkpoint_dir() / "last.pt")
                 ddp.saved(path)
-            ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
+            ddp.stop()                      # exit code 143 for SIGTERM, 138 and 140 for SIGUSR1 and 2, 130 for Ctrl-C
 
 The same lines work under ddprun, under torchrun and in a single process. A report has no effect if nothing reads it.
 torch is used only if the ranks have met through torch.distributed. prometheus_client is used only if ddprun collects

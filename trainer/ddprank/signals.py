@@ -16,9 +16,14 @@ from ddpwire.streams import leave_lost
 STOPS = {
     signal.SIGINT: Exit.INTERRUPTED,
     signal.SIGUSR1: Exit.SAVED_USR1,
+    signal.SIGUSR2: Exit.SAVED_USR2,
     signal.SIGTERM: Exit.SAVED_TERM,
     signal.SIGHUP: Exit.SAVED_TERM,  # the terminal was closed
 }
+
+
+def _handle(*_: object) -> None:
+    """Do nothing: the thread of `Signals` handles the signal."""
 
 
 class Signals:
@@ -42,14 +47,14 @@ class Signals:
         for number in STOPS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # the process was started with nohup
-            self._before[number] = signal.signal(number, lambda *_: None)  # without a handler, it is not in the pipe
+            self._before[number] = signal.signal(number, _handle)  # without a handler, it is not in the pipe
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._give_back)
 
     def _watch(self, reader: int) -> None:
         while True:
             for number in os.read(reader, 16):
-                if number not in STOPS:
+                if signal.getsignal(number) is not _handle:  # another signal, or the script has replaced the handler
                     continue
                 if number == signal.SIGHUP:
                     leave_lost()  # printing about the stop would fail

@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - overriding methods are documented in the base class
 """The code that runs before and after each step of the training loop.
 
 `NonFiniteGuard` finds NaN and infinite losses and gradients. `StopVote` lets the ranks agree on when to stop.
@@ -33,14 +32,19 @@ from ddpwire.exits import Exit
 from ddpwire.streams import leave_lost
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
 
 MAX_OVERFLOWS = 20  # consecutive steps, after which a scale of 65,536 has become less than 1
 LOG_EVERY_S = 30.0
 NOT_FINITE = 1 << 10  # above all exit codes, so that it wins the vote
 TIMES_EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
-_SIGNALS: dict[int, str] = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
+_SIGNALS: dict[int, str] = {
+    Exit.INTERRUPTED: "Ctrl-C",
+    Exit.SAVED_USR1: "SIGUSR1",
+    Exit.SAVED_USR2: "SIGUSR2",
+    Exit.SAVED_TERM: "SIGTERM",
+}
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
@@ -184,90 +188,76 @@ class StopVote:
 
 
 class ProgressDisplay:
-    """Shows the progress of the training on stdout. This base class shows nothing. All ranks except rank 0 use it."""
+    """Shows the progress on stdout as lines, on a terminal with a bar below them. That of other ranks shows nothing."""
+
+    def __init__(self, *, is_shown: bool = False, bar: "Progress | None" = None) -> None:
+        self._is_shown, self._bar = is_shown, bar
+        self._task: TaskID | None = None  # of the bar
+        self._logged_at = time.monotonic()
 
     def log(self, text: str) -> None:
         """Print a line."""
+        self._logged_at = time.monotonic()
+        if not self._is_shown:
+            return
+        with self._without_errors():
+            if self._bar is None:
+                print(text, flush=True)
+            else:
+                self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
-        """Show that a step has ended. ``epoch`` is a text such as "3/10", ``speed`` one such as "900 images/s"."""
+        """Show that a step has ended. ``epoch`` is a text such as "3/10", ``speed`` one such as "900 images/s".
+
+        In a long epoch, a file or a pipe gets a line every LOG_EVERY_S seconds.
+        """
+        if self._bar is None:
+            if time.monotonic() - self._logged_at > LOG_EVERY_S:
+                self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {speed}")
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("", total=num_steps, epoch=epoch, speed=speed)
+            with self._without_errors():
+                self._bar.start()
+        self._bar.update(self._task, completed=step, epoch=epoch, speed=speed)
 
     def close(self) -> None:
         """End the display."""
-
-
-class ProgressLines(ProgressDisplay):
-    """Prints lines to a file or a pipe. In a long epoch, it prints one line every LOG_EVERY_S seconds."""
-
-    def __init__(self) -> None:
-        self._logged_at = time.monotonic()
-
-    def log(self, text: str) -> None:
-        self._logged_at = time.monotonic()
-        try:
-            print(text, flush=True)
-        except OSError as error:  # the reader has exited (| head), or the disk is full: the training continues
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if not isinstance(error, BrokenPipeError):
-                log_warning(f"stdout cannot be written: {error.strerror}")
-
-    def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
-        if time.monotonic() - self._logged_at > LOG_EVERY_S:
-            self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {speed}")
-
-
-class ProgressBar(ProgressDisplay):
-    """Prints lines on a terminal, with a progress bar below them."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        self._progress: Progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
-            TextColumn("{task.fields[speed]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            refresh_per_second=4,
-            transient=True,
-        )
-        self._task: TaskID | None = None
-
-    def log(self, text: str) -> None:
-        with _closed_terminal_ignored():
-            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def step(self, step: int, num_steps: int, epoch: str, speed: str) -> None:
-        if self._task is None:
-            self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=speed)
-            with _closed_terminal_ignored():
-                self._progress.start()
-        self._progress.update(self._task, completed=step, epoch=epoch, speed=speed)
-
-    def close(self) -> None:
-        if self._task is not None:
-            with _closed_terminal_ignored():
-                self._progress.stop()
+        if self._bar is not None and self._task is not None:
+            with self._without_errors():
+                self._bar.stop()
             self._task = None
 
-
-@contextmanager
-def _closed_terminal_ignored() -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        leave_lost()
+    @contextmanager
+    def _without_errors(self) -> Iterator[None]:
+        """Continue the training if stdout cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            leave_lost()  # the terminal or the reader (| head) no longer exists
+            if self._bar is None and not isinstance(error, BrokenPipeError):  # the disk is full
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                log_warning(f"stdout cannot be written: {error.strerror}")
 
 
 def open_progress(*, first: bool, environ: Mapping[str, str]) -> ProgressDisplay:
     """Return the display that suits this rank and its stdout. ``first`` states whether this is rank 0."""
-    if not first:
-        return ProgressDisplay()
-    if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
+    if first and sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
         with suppress(ImportError):  # rich is optional
-            return ProgressBar()
-    return ProgressLines()
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            bar = Progress(
+                TextColumn("epoch {task.fields[epoch]}"),
+                BarColumn(),
+                TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
+                TextColumn("{task.fields[speed]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                refresh_per_second=4,
+                transient=True,
+            )
+            return ProgressDisplay(is_shown=True, bar=bar)
+    return ProgressDisplay(is_shown=first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,19 +288,15 @@ class Callbacks:
         with os_errors(Exit.CANNOT_WRITE, f"--profile-dir {self.tracer.folder} cannot be created"):
             self.tracer.begin()
 
-    def on_step_begin(self) -> None:
-        """Start the timing of a step."""
-        self.phases.begin()
-
     def on_step_end(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
         """Record a step. Return the exit code with which all ranks stop, or 0 to continue."""
         code = self.poll_stop()
         self.heartbeat.beat(step)
         self._count_steps()
         self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
-        if (skew := self.stragglers.after_step(step, self.phases.own_s)) is not None:
-            self.metrics.gauge(catalogue.STRAGGLER_SKEW, skew.ratio)
-            self.metrics.gauge(catalogue.RELATIVE_SPEED, skew.speed)
+        if (ratios := self.stragglers.after_step(step, self.phases.own_s)) is not None:
+            self.metrics.gauge(catalogue.STRAGGLER_SKEW, ratios[0])
+            self.metrics.gauge(catalogue.RELATIVE_SPEED, ratios[1])
         self.tracer.step()
         if self._every("times", TIMES_EVERY_S):
             self._export_times()

@@ -121,7 +121,6 @@ class OtherFormat(UnusableCheckpoint):
         writer = "a newer" if number > SHARDED_FORMAT else "an older"
         known = f"this ddptrain reads formats {FORMAT} and {SHARDED_FORMAT}"
         super().__init__("incompatible", f"it has format {number} ({writer} ddptrain wrote it), but {known}")
-        self.number = number
 
 
 def manifest_path(path: Path) -> Path:
@@ -248,8 +247,7 @@ def _write_data(part: Path, checkpoint: Checkpoint, number: int, on_write: Calla
 def create_file(path: Path) -> BinaryIO:
     """Create a file and open it for writing. Replaces a file or a symbolic link of this name. Raises OSError."""
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
+    return path.open("xb")  # O_EXCL does not follow links
 
 
 def finish_write(path: Path) -> None:

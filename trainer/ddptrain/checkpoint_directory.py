@@ -210,7 +210,7 @@ def first_whole(
         except OtherFormat as error:  # it may be whole
             message = f"{path} cannot be used: {error.message}"
             hint = "install the version that wrote it, or give another folder"
-            raise config_error(message, hint=hint, path=str(path), format=error.number) from None
+            raise config_error(message, hint=hint) from None
         except UnusableCheckpoint as error:
             bad[path] = error
         except OSError as error:

@@ -356,10 +356,10 @@ Examples:
   ddptrain --data text --data-dir corpus.txt --layers 6 --width 256 --context 256
   ddptrain fit --params 8e9 --memory 80GB         estimate whether it fits into a GPU
 
-Stopping: after SIGTERM or SIGUSR1 to any rank, ddptrain saves a checkpoint at the end of the step, and exits with 143
-or 138. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues from the
-checkpoint. The final weights equal those of an uninterrupted training: bit for bit with --deterministic, otherwise up
-to rounding.
+Stopping: after SIGTERM, SIGUSR1 or SIGUSR2 to any rank, ddptrain saves a checkpoint at the end of the step, and exits
+with 143, 138 or 140. After Ctrl-C it exits with 130; when its terminal closes, with 143. The same command continues
+from the checkpoint. The final weights equal those of an uninterrupted training: bit for bit with --deterministic,
+otherwise up to rounding.
 """
 
 
@@ -488,8 +488,12 @@ def _parser(*, quiet: bool) -> Parser:
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group("profiling and debugging" if name == "callbacks" else name)
         for item in fields(kind):
-            flags = filter(None, (flag_of(item), item.metadata["alias"]))
-            arguments.add_argument(*flags, dest=key_of(item), default=argparse.SUPPRESS, **_argument(item))
+            given: dict[str, Any] = {"dest": key_of(item), "default": argparse.SUPPRESS, **_argument(item)}
+            alias = item.metadata["alias"]
+            group = arguments.add_mutually_exclusive_group() if alias else arguments
+            group.add_argument(flag_of(item), **given)
+            if alias:
+                group.add_argument(alias, **given, help=f"the old name of {flag_of(item)}")
     return parser
 
 

@@ -265,7 +265,6 @@ def check_same_devices(kinds: Sequence[str]) -> None:
         raise config_error(
             f"rank {without[0]} has no GPU, but rank {owner} has one",
             hint="start ranks only where torch sees a GPU, or give --device cpu",
-            without_gpu=without,
         )
 
 
@@ -282,14 +281,14 @@ def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
 
     If ``action`` fails on several ranks, the error of the lowest rank is raised. Every rank must call this.
     """
-    failure: dict[str, Any] | None = None
+    failure: tuple[Exit, str] | None = None
     try:
         result = action()
     except TrainError as error:
-        failure = {"code": error.code, "message": error.message, "hint": error.hint, **error.fields}
+        failure = error.code, str(error)
     for rank, failed in enumerate(gather(rank_info, failure)):
         if failed is not None:
-            raise TrainError(**failed, rank=rank)
+            raise TrainError(*failed, rank=rank)
     return result
 
 

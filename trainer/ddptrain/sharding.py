@@ -107,7 +107,6 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
             raise config_error(
                 "--strategy hybrid needs the same number of ranks on every node, numbered node by node",
                 hint="give fsdp",
-                places=places,
             )
         grid = torch.arange(rank_info.size).view(-1, num_shards)
         groups: Any = [

@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - overriding methods are documented in the base class
 """Measures the phases of a step. Records traces.
 
 The phases of a step add up to its duration, and no device waits for the measurement. On a CPU, a clock is read between
@@ -7,8 +6,7 @@ between two events is read when the GPU has passed both events.
 
 ``comm_exposed`` is the time from a rank's last gradient to the end of the all-reduce, and that of other exchanges
 (`Communication`). Sharded ranks wait for each other during ``forward`` and ``backward``, so they have no
-``comm_exposed``. ``other`` is the time for the vote, the metrics
-and the heartbeat.
+``comm_exposed``. ``other`` is the time for the vote, the metrics and the heartbeat.
 """
 
 import os
@@ -17,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,121 +25,79 @@ from ddpwire.metrics import STEP_PHASES
 
 SKIPPED_STEPS = 3  # in the first steps memory is allocated, and then DDP builds its buckets again
 WARM_UP_STEPS = 1  # for the profiler to warm up
+Mark = tuple[str, Any]  # a phase, and its end: the time of the clock, or an event in the stream of the GPU
 
 
 class Phases:
     """Measures the steps. Call ``begin`` for each step, ``mark`` at the end of each phase, and finally ``end``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_gpu: bool = False) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)  # seconds per phase, over all measured steps
         # For each step since it was last emptied: the rank's own time, without waiting for the others.
         self.own_s: deque[float] = deque(maxlen=100)
         self.forget_own()
         self.completed: deque[tuple[int, float]] = deque()  # number and seconds of each step; the caller empties it
+        self._on_gpu = on_gpu
+        self._marks: list[Mark] = []  # of this step
+        self._ready: Any = None  # when the rank's last gradient was ready
+        self._pending: deque[tuple[int, list[Mark]]] = deque()  # earlier steps that the GPU may not have finished
+        self._spare: list[torch.cuda.Event] = []
 
     def forget_own(self) -> None:
         """Begin a new sum of the rank's own times, without those of the first steps."""
         self.num_own, self.own_total_s = -SKIPPED_STEPS, 0.0
 
-    def _add_own(self, seconds: float) -> None:
-        self.own_s.append(seconds)
-        self.num_own += 1
-        self.own_total_s += seconds if self.num_own > 0 else 0.0
-
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step, and read the events of the steps that the GPU has finished."""
+        while self._pending and self._pending[0][1][-1][1].query():
+            self._add(*self._pending.popleft())
+        self._marks, self._ready = [("", self._now())], None
 
     def mark(self, phase: str) -> None:
         """End a phase. A step may have the same phase several times."""
-
-    def gradients_ready(self) -> None:
-        """Record that this rank's last gradient is ready. In the rest of ``backward``, it waits for other ranks."""
-
-    def end(self, step: int) -> None:
-        """End the step. The time since the last mark is the phase ``other``."""
-
-
-class ClockPhases(Phases):
-    """Measures phases on a CPU with a clock, because a call on a CPU returns only after its work is done."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._began = self._last = self._ready = self._waiting_s = 0.0
-
-    def begin(self) -> None:
-        self._began = self._last = time.perf_counter()
-        self._ready = self._waiting_s = 0.0
-
-    def mark(self, phase: str) -> None:
-        now = time.perf_counter()
-        if phase == "backward" and self._ready:
-            self.totals["comm_exposed"] += now - self._ready
-            self._waiting_s += now - self._ready
-            self.totals[phase] += self._ready - self._last
-            self._ready = 0.0
-        else:
-            self.totals[phase] += now - self._last
-            self._waiting_s += now - self._last if phase == "comm_exposed" else 0.0
-        self._last = now
-
-    def gradients_ready(self) -> None:
-        self._ready = time.perf_counter()
-
-    def end(self, step: int) -> None:
-        self._waiting_s += time.perf_counter() - self._last
-        self.mark("other")
-        self._add_own(self._last - self._began - self._waiting_s)
-        self.completed.append((step, self._last - self._began))
-
-
-class EventPhases(Phases):
-    """Measures phases on a GPU with events in its stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._spare: list[torch.cuda.Event] = []
-        self._marks: list[tuple[str, torch.cuda.Event]] = []  # of this step: each phase, and the event at its end
-        self._ready: torch.cuda.Event | None = None
-        self._pending: deque[tuple[int, list[tuple[str, torch.cuda.Event]]]] = deque()  # earlier steps, and their marks
-
-    def begin(self) -> None:
-        while self._pending and self._pending[0][1][-1][1].query():  # type: ignore[no-untyped-call]
-            self._add(*self._pending.popleft())
-        self._marks, self._ready = [("", self._event())], None
-
-    def mark(self, phase: str) -> None:
         if phase == "backward" and self._ready is not None:
             self._marks.append((phase, self._ready))
             phase, self._ready = "comm_exposed", None
-        self._marks.append((phase, self._event()))
+        self._marks.append((phase, self._now()))
 
     def gradients_ready(self) -> None:
-        self._ready = self._event()
+        """Record that this rank's last gradient is ready. In the rest of ``backward``, it waits for other ranks."""
+        self._ready = self._now()
 
     def end(self, step: int) -> None:
+        """End the step. The time since the last mark is the phase ``other``."""
         self.mark("other")
-        self._pending.append((step, self._marks))
+        if self._on_gpu:
+            self._pending.append((step, self._marks))
+        else:
+            self._add(step, self._marks)
 
-    def _event(self) -> torch.cuda.Event:
+    def _now(self) -> Any:
+        """Return the time: on a GPU, an event in its stream. A call on a CPU returns only after its work is done."""
+        if not self._on_gpu:
+            return time.perf_counter()
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _add(self, step: int, marks: list[tuple[str, torch.cuda.Event]]) -> None:
+    def _add(self, step: int, marks: list[Mark]) -> None:
         own_s = total_s = 0.0
-        for (_, before), (phase, event) in pairwise(marks):
-            seconds = before.elapsed_time(event) / 1000
+        for (_, before), (phase, after) in pairwise(marks):
+            seconds = before.elapsed_time(after) / 1000 if self._on_gpu else after - before
             self.totals[phase] += seconds
             total_s += seconds
             own_s += 0.0 if phase in ("comm_exposed", "other") else seconds
-        self._add_own(own_s)
+        self.own_s.append(own_s)
+        self.num_own += 1
+        self.own_total_s += own_s if self.num_own > 0 else 0.0
         self.completed.append((step, total_s))
-        self._spare += [event for _, event in marks]
+        if self._on_gpu:
+            self._spare += [event for _, event in marks]
 
 
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
     """Return what measures steps on this device. ``parameters`` are in the order of the model's forward pass."""
-    phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
+    phases = Phases(on_gpu=device.type == "cuda")
     if sharded:
         del phases.totals["comm_exposed"]
     first = next((parameter for parameter in parameters if parameter.requires_grad), None)

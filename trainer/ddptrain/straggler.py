@@ -33,17 +33,12 @@ FALSE_REPORTS = 1e-5  # expected number of healthy ranks that a comparison repor
 PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # counts to start with: slow ranks, and all ranks, in earlier comparisons
 
 
-@dataclass(frozen=True, kw_only=True)
-class Skew:
-    """The ratios between the ranks' own step times."""
+def compute_skew(own_s: Sequence[float], rank: int) -> tuple[float, float]:
+    """Return two ratios of the ranks' own step times: the slowest one to the median, and the best one to this rank's.
 
-    ratio: float  # the slowest rank's time divided by the median of all ranks
-    speed: float  # of this rank: the best rank's time divided by its own, 0 to 1
-
-
-def compute_skew(own_s: Sequence[float], rank: int) -> Skew:
-    """Return the skew of the times, one per rank. Of an even number, the median is the lower middle one."""
-    return Skew(ratio=max(own_s) / statistics.median_low(own_s), speed=min(own_s) / own_s[rank])
+    Of an even number of times, the median is the lower middle one.
+    """
+    return max(own_s) / statistics.median_low(own_s), min(own_s) / own_s[rank]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +128,15 @@ class StragglerDetector:
         self._times_s = torch.zeros(size, dtype=torch.float64)  # per rank; before the all-reduce, 0 for the other ranks
         self._pending: dist.Work | None = None
 
-    def after_step(self, step: int, own_s: deque[float]) -> Skew | None:
-        """Return the skew of the last all-reduce, and start the next all-reduce with ``own_s``.
+    def after_step(self, step: int, own_s: deque[float]) -> tuple[float, float] | None:
+        """Return the ratios (`compute_skew`) of the last all-reduce, and start the next all-reduce with ``own_s``.
 
         This happens every EVERY_STEPS steps. After all other steps, return None. ``own_s`` has this rank's own times
         for the steps since the last all-reduce. This function empties ``own_s``.
         """
         if step % EVERY_STEPS or len(self._times_s) == 1:
             return None
-        skew = self.read_answer(step)
+        ratios = self.read_answer(step)
         # A GPU may not have finished any step yet: its rank sends 0, and then no rank compares.
         self._times_s.zero_()
         self._times_s[self._rank] = min(own_s, default=0.0)
@@ -150,10 +145,10 @@ class StragglerDetector:
         self._pending_s, self._began_s = now_s - self._began_s, now_s
         # The group's own method takes half the time of dist.all_reduce, which checks its arguments each time.
         self._pending = cast(dist.ProcessGroup, dist.group.WORLD).allreduce([self._times_s])
-        return skew
+        return ratios
 
-    def read_answer(self, step: int) -> Skew | None:
-        """Return the skew of the pending all-reduce, or None. Also call this before the process group ends."""
+    def read_answer(self, step: int) -> tuple[float, float] | None:
+        """Return the ratios of the pending all-reduce, or None. Also call this before the process group ends."""
         if self._pending is None:
             return None
         self._pending.wait()

@@ -85,7 +85,7 @@ def train(
         images_before = images
         order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
         for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
-            callbacks.on_step_begin()
+            callbacks.phases.begin()
             lr = state.lr(step)
             shard = state.balance.shard_of(batch)
             step += 1

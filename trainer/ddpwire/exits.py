@@ -41,13 +41,14 @@ class Exit(IntEnum):
     INTERRUPTED = 130, "it was interrupted"  # Ctrl-C
     KILLED = 137, "it was killed"  # SIGKILL; also: out of memory, a node was lost
     SAVED_USR1 = 138, "it was asked to stop with SIGUSR1"
+    SAVED_USR2 = 140, "it was asked to stop with SIGUSR2"
     ABSENT = 142, "the other nodes did not come in time"
     SAVED_TERM = 143, "it was asked to stop"
     HUNG = 144, "a rank hung"
 
 
 # The exit codes of a rank that ended because of a stop signal, whether it saved or not.
-STOPPED = frozenset({Exit.INTERRUPTED, Exit.SAVED_USR1, Exit.SAVED_TERM})
+STOPPED = frozenset({Exit.INTERRUPTED, Exit.SAVED_USR1, Exit.SAVED_USR2, Exit.SAVED_TERM})
 
 
 def of_status(returncode: int) -> int:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 
+import pytest
 from tests.contract.ddprun.test_exit_codes import ended
 from tests.messages import assert_names
 from tests.unit.ddprun.test_nodectl import NODECTL, nodectl
@@ -78,12 +79,13 @@ def test_a_failed_teardown_changes_no_exit_code_and_is_logged(runs):
     assert_names(node.stderr.read_text(), "exit 9", "exited with 9", "still 0")
 
 
-def test_the_stop_signal_reaches_the_ranks_in_place_of_sigterm(runs):
-    nodes = runs.pair("act.py", "all=save", options=("--stop-signal", "USR1"))
+@pytest.mark.parametrize(("name", "code"), [("USR1", 138), ("USR2", 140)])
+def test_the_stop_signal_reaches_the_ranks_in_place_of_sigterm(runs, name, code):
+    nodes = runs.pair("act.py", "all=save", options=("--stop-signal", name))
     runs.wait_until_ready(*nodes)
     nodes[1].process.send_signal(signal.SIGTERM)
-    assert ended(*nodes)[:2] == (138, "stopped")
-    assert [node.log(rank) for rank, node in enumerate(nodes)] == ["ready\nsaved on SIGUSR1\n"] * 2
+    assert ended(*nodes)[:2] == (code, "stopped")
+    assert [node.log(rank) for rank, node in enumerate(nodes)] == [f"ready\nsaved on SIG{name}\n"] * 2
 
 
 def test_show_and_signal_a_node(runs):

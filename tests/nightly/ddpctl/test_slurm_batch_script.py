@@ -225,7 +225,7 @@ def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
     assert many[-1].env["DDP_DEVICE"] == "cpu"
 
 
-@pytest.mark.parametrize("code", [0, 1, 75, 130, 137, 139, 142, 143, 144])
+@pytest.mark.parametrize("code", [0, 1, 75, 130, 137, 139, 140, 142, 143, 144])
 def test_a_containers_exit_code_decides_on_a_requeue(stand_ins: StandIns, code: int) -> None:
     done = stand_ins.run(JOB, SlurmOptions(runtime="pyxis"), CODE=str(code))
     requeued = code in {exit_code for exit_code in Exit if exit_code.retry}

@@ -12,7 +12,7 @@ from ddptrain.callbacks import NonFiniteGuard
 from ddptrain.config import RankOptions, parse_options
 from ddptrain.data.datasets import SOURCES
 from ddptrain.distributed import RankInfo, World, join_ranks, make_world, read_rank_info
-from ddptrain.step_timing import ClockPhases
+from ddptrain.step_timing import Phases
 from ddptrain.train_loop import compute_gradients
 from ddptrain.training_state import build_training_state
 
@@ -39,7 +39,7 @@ for word in sys.argv[1:]:
             state,
             state.batch_builder.batch(shard.indices_N, epoch=0),
             shard,
-            phases=ClockPhases(),
+            phases=Phases(),
             guard=NonFiniteGuard(world.device),
         )
         found.append([parameter.grad for parameter in state.model.parameters()])

@@ -25,7 +25,7 @@ from ddptrain.data.text import load_text
 from ddptrain.distributed import World, gather, join_ranks, make_world, read_rank_info, set_up_torch, sum_over_ranks
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
-from ddptrain.step_timing import ClockPhases
+from ddptrain.step_timing import Phases
 from ddptrain.train_loop import evaluate, train_step
 from ddptrain.training_state import TrainingState, build_training_state
 from ddpwire.events import EventLog
@@ -42,7 +42,7 @@ def build(options: Options, world: World, strategy: str) -> TrainingState:
 def train(state: TrainingState, num_steps: int) -> list[float]:
     """Take the steps; the loss of each, over all ranks."""
     rank_info, losses, step = state.world.rank_info, [], 0
-    phases, guard = ClockPhases(), NonFiniteGuard(state.world.device)
+    phases, guard = Phases(), NonFiniteGuard(state.world.device)
     while step < num_steps:
         epoch = step // state.steps_per_epoch
         order = epoch_order(len(state.data.train), seed=0, epoch=epoch)

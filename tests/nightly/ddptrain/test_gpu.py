@@ -14,7 +14,7 @@ from ddptrain.config import parse_options
 from ddptrain.data.augment import MAX_PART_BYTES, lay_out, num_bytes_laid_out
 from ddptrain.distributed import WithAutocast, lay_out_buckets
 from ddptrain.optimizer import Muon, build_optimizer
-from ddptrain.step_timing import EventPhases
+from ddptrain.step_timing import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -122,7 +122,7 @@ def test_data_parallel_computes_in_the_dtype_that_was_asked_for() -> None:
 
 
 def test_the_phases_of_a_step_are_its_time() -> None:
-    phases, matrix = EventPhases(), torch.randn(4096, 4096, device="cuda")
+    phases, matrix = Phases(on_gpu=True), torch.randn(4096, 4096, device="cuda")
     torch.cuda.synchronize()
     began = time.perf_counter()
     for step in range(1, 21):

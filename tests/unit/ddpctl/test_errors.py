@@ -47,7 +47,7 @@ def test_the_last_line_of_an_output_is_that_of_stderr_or_its_exit_code() -> None
 
 
 def test_a_run_is_retried_after_a_kill_a_signal_to_save_absent_nodes_and_a_hang() -> None:
-    assert [code for code in Exit if code.retry] == [137, 138, 142, 143, 144]
+    assert [code for code in Exit if code.retry] == [137, 138, 140, 142, 143, 144]
 
 
 def test_every_code_of_a_failed_run_has_a_meaning() -> None:

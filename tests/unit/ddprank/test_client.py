@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from tests import forks
 
 from ddprank.heartbeat import read_beat
+from ddprun.settings.node_config import STOP_SIGNALS
 from ddpwire.events import read_events
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
@@ -44,13 +45,13 @@ def wait_for(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == f"{line}\n"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)])
-def test_a_signal_is_answered_at_the_end_of_a_step(start: Start, number: int, code: int) -> None:
+@pytest.mark.parametrize("number", [*STOP_SIGNALS.values(), signal.SIGINT])
+def test_a_signal_is_answered_at_the_end_of_a_step(start: Start, number: int) -> None:
     process = start()
     wait_for(process, "training")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (code, "")
+    assert (process.returncode, err) == (128 + number, "")
     assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", out)
 
 
@@ -62,6 +63,22 @@ def test_a_signal_before_the_loop_ends_the_process_at_once(start: Start) -> None
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 143
     assert time.monotonic() - asked_at < 20
+
+
+OWN_HANDLER = """
+import signal
+import ddpwire.script
+signal.signal(signal.SIGUSR2, lambda *_: print("mine", flush=True))
+signal.raise_signal(signal.SIGUSR2)
+signal.raise_signal(signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_a_signal_whose_handler_the_script_has_replaced_is_the_script_s() -> None:
+    command = [sys.executable, "-c", OWN_HANDLER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "mine\n", "")
 
 
 def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:

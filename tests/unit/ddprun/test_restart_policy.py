@@ -74,6 +74,7 @@ LAUNCHER_ENDED = "the ddpctl process that started the run has ended"
         (failure(143, **TERM, error="ddptrain: lost the other ranks"), 143, "stopped", True, "SIGTERM"),
         (failure(143, rank=2, stopped_for=2), 143, "stopped", True, "rank 2"),
         (failure(138, rank=1), 138, "stopped", True, "SIGUSR1"),
+        (failure(140, rank=1), 140, "stopped", True, "SIGUSR2"),
         (KILLED, 137, "killed", True, "SIGKILL"),
         (failure(137, error="ddptrain: a worker process ended"), 137, "killed", True, "a worker process ended"),
         (ABORTED, 134, "killed", True, "SIGABRT"),

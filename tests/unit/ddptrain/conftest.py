@@ -4,8 +4,11 @@ import urllib.request
 
 import pytest
 import torch
+from tests.ranks import start
 
 from ddptrain import distributed
+
+__all__ = ["start"]
 
 
 @pytest.fixture(autouse=True)

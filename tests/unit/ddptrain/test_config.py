@@ -163,6 +163,13 @@ def test_a_way_of_communication(arguments: list[str], way: str) -> None:
     assert parse_options(arguments, {}).ranks.communication == way
 
 
+def test_the_old_and_the_new_name_of_an_option_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with refused(SystemExit, code=2):
+        parse_options(["--communication=bf16", "--compress=fp16"], {})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert_names(line, "--communication", "--compress")
+
+
 @pytest.mark.parametrize("text", ["powersgd", "powersgd:0", "bf16:2", "diloco:", "diloco:-3", "localsgd:x", "zip", ""])
 def test_an_unknown_way_of_communication(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with refused(SystemExit, code=2):

@@ -36,7 +36,7 @@ from ddptrain.data.sampling import seed_step
 from ddptrain.distributed import RankInfo, World
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
-from ddptrain.step_timing import ClockPhases, Phases, Tracer
+from ddptrain.step_timing import Phases, Tracer
 from ddptrain.straggler import StragglerDetector
 from ddptrain.train_loop import local_loss, optimizer_step, train
 from ddptrain.training_state import DTYPES, TrainingState, build_training_state
@@ -190,7 +190,7 @@ def test_a_step_neither_waits_for_the_gpu_nor_copies(arguments: tuple[str, ...])
     assert counts["launch"] > 50, counts
 
 
-class StepCounts(ClockPhases):
+class StepCounts(Phases):
     """Records the counts at the beginning of each step."""
 
     def __init__(self, operators: Operators) -> None:

@@ -30,8 +30,13 @@ CRASH_CODES = tuple(
     128 + number
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
 )
-STOP_CODES = {int(Exit.SAVED_TERM): "SIGTERM", int(Exit.SAVED_USR1): "SIGUSR1", int(Exit.INTERRUPTED): "SIGINT"}
-_ONLY_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # not SIGUSR1, which the script itself may use
+STOP_CODES = {
+    int(Exit.SAVED_TERM): "SIGTERM",
+    int(Exit.SAVED_USR1): "SIGUSR1",
+    int(Exit.SAVED_USR2): "SIGUSR2",
+    int(Exit.INTERRUPTED): "SIGINT",
+}
+_ONLY_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # not SIGUSR1 and 2, which the script itself may use
 EXTERNAL_CAUSES = ("killed", "oom", "hang", "node_lost")
 NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no restart can fix
 MAX_WITHOUT_PROGRESS = 3  # the number of attempts without progress after which a run gives up

@@ -166,11 +166,9 @@ def _open_cache(paths: Sequence[Path], options: DataOptions) -> tuple[torch.Tens
 
 def _decode(paths: Sequence[Path], file: Path, side_px: int) -> None:
     shape = (len(paths), side_px, side_px, 3)
-    with file.open("wb") as opened:
-        np.lib.format.write_array_header_1_0(opened, {"descr": "|u1", "fortran_order": False, "shape": shape})
-        start = opened.tell()
-        os.posix_fallocate(opened.fileno(), 0, start + int(np.prod(shape)))  # a full disk fails here, not with SIGBUS
-    squares = np.memmap(file, dtype=np.uint8, mode="r+", offset=start, shape=shape)
+    squares: Any = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+    with file.open("r+b") as opened:  # a full disk fails here, and not with SIGBUS
+        os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
 
     def decode_one(number: int) -> None:
         squares[number] = _square(paths[number], side_px)

@@ -1,7 +1,6 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
 """Builds the batches of a rank. Samples reach the device all at once if they fit, otherwise from worker processes."""
 
-import contextlib
 import multiprocessing
 import os
 import threading
@@ -9,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -66,28 +64,28 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
     If the images are in a cache file, the worker maps this file into memory. Other images are in shared memory.
     """
 
-    def __init__(self, samples: Samples, lifeline: Connection) -> None:
-        self._lifeline = lifeline
-        self._watched = False
+    def __init__(self, samples: Samples) -> None:
         self._file: Path | None = samples.file
         self._images_NHWC = None if samples.file else samples.images_NHWC.share_memory_()  # type: ignore[no-untyped-call]
         self._labels_N = samples.labels_N.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getitem__(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return images and labels of many samples."""
-        if not self._watched:
-            self._watched = True
-            threading.Thread(target=_exit_with_rank, args=(self._lifeline,), daemon=True, name="lifeline").start()
         if self._images_NHWC is None:
             self._images_NHWC = torch.from_numpy(np.load(str(self._file), mmap_mode="c"))
         return self._images_NHWC[indices_B], self._labels_N[indices_B]
 
 
-def _exit_with_rank(lifeline: Connection) -> None:
-    """Exit when the rank ends. The worker's parent, the fork server, does not end if the rank is killed."""
-    with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    os._exit(0)
+def _exit_with_rank(_worker: int) -> None:
+    """Exit when the rank ends. A worker is forked by the fork server, which does not end if the rank is killed."""
+    rank = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if rank is not None:
+            rank.join()
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True, name="lifeline").start()
 
 
 class LoaderFeed:
@@ -111,16 +109,16 @@ class LoaderFeed:
         self._crop, self._plan, self._device = crop, plan, device
         self._batches: Iterable[Tensor] = ()
         context = multiprocessing.get_context("forkserver")
-        reader, self._lifeline = context.Pipe(duplex=False)  # only this process has the other end
         context.set_forkserver_preload(PRELOAD)
         self._loader = DataLoader(
-            SampleReader(samples, reader),
+            SampleReader(samples),
             sampler=self,
             batch_size=None,  # an item is a batch
             num_workers=workers,
             multiprocessing_context=context,
             persistent_workers=True,
             pin_memory=device.type == "cuda",
+            worker_init_fn=_exit_with_rank,
             timeout=min(timeout_s, WORKER_CHECK_S),
         )
         self._timeout_s = timeout_s

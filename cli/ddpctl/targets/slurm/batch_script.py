@@ -205,7 +205,7 @@ trap '_ddp_stopped=1' TERM # scancel: Slurm itself signals the step
   {shlex.join(ddprun_args(plan, deadline=False))} &
 while kill -0 $! 2>/dev/null; do sleep 0.5 || true; done # a wait that a signal interrupts may lose srun's exit code
 wait $! && _ddp_code=0 || _ddp_code=$?
-# Another start may help if the ranks were killed (137), saved on request (138, 143), missed a node (142) or hung (144).
+# A new start may help if ranks were killed (137), saved on request (138, 140, 143), missed a node (142) or hung (144).
 [[ $_ddp_code =~ ^({retries})$ && ! ${{_ddp_stopped:-}} && ${{ENVIRONMENT:-}} == BATCH ]] &&
   ((${{SLURM_RESTART_COUNT:-0}} < _ddp_requeues)) && scontrol requeue "$SLURM_JOB_ID" && echo "slurm: requeued" >&2{end}
 exit "$_ddp_code"
