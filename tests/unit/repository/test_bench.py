@@ -32,7 +32,12 @@ def imports_of(path: Path) -> str:
 
 def test_every_benchmark_can_be_imported() -> None:
     code = {str(path): imports_of(path) for path in BENCH.rglob("*.py")}
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCH), str(BENCH.parent), *sys.path])}
+    env = {
+        **os.environ,
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "PYTHONPATH": os.pathsep.join([str(BENCH), str(BENCH.parent), *sys.path]),
+    }
     line = [sys.executable, "-c", IMPORT]
     done = subprocess.run(
         line, input=json.dumps(code), env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=200
