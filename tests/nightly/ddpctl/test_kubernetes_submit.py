@@ -1,12 +1,16 @@
 """Further refusals of a cluster at a launch."""
 
+from pathlib import Path
+
 import pytest
+from tests.unit.ddpctl import test_kubernetes_submit
 from tests.unit.ddpctl.answers import Answer, matching, perform
 from tests.unit.ddpctl.kubernetes_lab import OK, cluster, lines, plan_of
-from tests.unit.ddpctl.test_kubernetes_submit import OF_JOB, UID, UNREACHABLE, error_of, kinds, submit
+from tests.unit.ddpctl.test_kubernetes_submit import OF_JOB, UID, UNREACHABLE, error_of, kinds, read, submit
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError
+from ddpctl.targets.kubernetes import project as reader
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
 
@@ -50,3 +54,27 @@ def test_a_name_that_no_service_can_have_is_refused_before_the_cluster_judges_it
         perform(target.submit(plan, attached=True), cluster(), asked)
     assert matching(asked, "create") == []
     assert all(fact in str(error.value) for fact in ("--name", plan.name, "55", "54"))
+
+
+project = test_kubernetes_submit.project  # the fixture
+
+
+def test_code_with_a_name_that_resembles_a_secret_is_sent(project: Path) -> None:
+    names = ["environment.py", "key.py", "keys/model.py", "token.py", "tokenizer.json", "pem.txt"]
+    for name in names:
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("x")
+    files, left_out = read(project, *names)
+    assert (sorted(files), left_out) == (sorted(names), [])
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [(b"\xff", "UTF-8"), (b"x" * (reader.MOST_BYTES + 1), "900 KiB")],
+    ids=["not text", "too large"],
+)
+def test_a_file_that_is_not_text_or_too_large_is_refused_by_name(project: Path, content: bytes, fact: str) -> None:
+    (project / "a.txt").write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read(project, "*.txt")
+    assert ("'a.txt'" in str(error.value), fact in str(error.value)) == (True, True)

@@ -4,8 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl import test_slurm_target
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
-from tests.unit.ddpctl.test_slurm_target import DEFAULTS, PLAN, RUN, SENT, UID, log_files, submit
+from tests.unit.ddpctl.test_slurm_target import (
+    DEFAULTS,
+    NO_CONTROLLER,
+    PLAN,
+    RUN,
+    SENT,
+    UID,
+    log_files,
+    submit,
+)
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, NoInputError
@@ -14,6 +24,18 @@ from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
+
+NO_SOURCE = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source
+"""
+NO_ADDRESS = """\
+sbatch: error: slurm_set_addr: Unable to resolve "head"
+sbatch: error: Unable to establish control machine address
+allocation failure: No error
+"""
 
 
 def test_a_job_after_a_run_that_has_no_record_is_refused() -> None:
@@ -103,3 +125,17 @@ def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
     )
     assert [fact in submission.note for fact in ("job 7", "2026-11-20T13:01:08", "n[0-1]", "debug")] == [True] * 4
     assert "_ddp_dir=/r/night\n" in script
+
+
+@pytest.mark.parametrize(
+    ("tested", "cause"),
+    [
+        pytest.param(Output(returncode=1, stderr=NO_SOURCE), "establish a configuration source", id="no-source"),
+        pytest.param(Output(returncode=1, stderr=NO_ADDRESS), "control machine address", id="no-address"),
+        pytest.param(
+            Output(returncode=1, stderr=f"allocation failure: {NO_CONTROLLER}\n"), NO_CONTROLLER, id="no-controller"
+        ),
+    ],
+)
+def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested, cause):
+    test_slurm_target.test_a_machine_without_slurm_is_refused_before_anything_is_made(tested, cause)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from tests.unit.ddpctl import test_ssh
 from tests.unit.ddpctl.answers import OK, matching, perform
 from tests.unit.ddpctl.ssh_answers import (
     ANSWERS,
@@ -15,8 +16,10 @@ from tests.unit.ddpctl.ssh_answers import (
     START,
     by_host,
     facts,
+    inspected,
     submit,
 )  # fmt: skip
+from tests.unit.ddpctl.test_ssh import GONE, LOST_HOST, lost, shows
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, UnavailableError
@@ -65,3 +68,57 @@ def test_a_dry_run_shows_its_commands_although_a_host_is_not_ready() -> None:
     assert "'--volume=<home>/.ddpctl/runs/night:/runs/night'" in line
     assert """'--gpus="device=<GPU 0>,<GPU 1>"'""" in line
     assert "'sha256:<image>'" in line
+
+
+MORE_REFUSALS = [
+    (
+        "engine",
+        {"engine": None, "image": None, "engine_error": "Cannot connect to the Docker daemon"},
+        UnavailableError,
+        "docker: Cannot connect to the Docker daemon",
+    ),
+    ("flock", {"flock": None}, UnavailableError, "util-linux"),
+    (
+        "claims",
+        {"gpu": GPUS, "claims_error": "another launch is starting a run there"},
+        UnavailableError,
+        "another launch is starting a run there",
+    ),
+    ("other-image", {"image": inspected("sha256:bb")}, ConfigError, "sha256:bb"),
+    (
+        "nvidia-smi",
+        {"gpu_error": "exit code 15: GPU is lost", "gpu": GPUS},
+        UnavailableError,
+        "exit code 15: GPU is lost",
+    ),
+    ("nvidia-runtime", {"gpu": GPUS, "runtimes": "{}"}, UnavailableError, "nvidia-container-toolkit"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "cause"),
+    [pytest.param(*row, id=name) for name, *row in MORE_REFUSALS],
+)
+def test_a_host_that_is_not_ready_is_refused(changes, kind, cause):
+    test_ssh.test_a_host_that_is_not_ready_is_refused(changes, kind, cause)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state", "code", "facts"),
+    [
+        pytest.param(
+            shows(True, "training"), GONE, "running", None, f"box2 (node 1) {LOST_HOST}", id="running-and-gone"
+        ),
+        pytest.param(
+            shows(True, "training", steps="1.0,5\n2.0,"),
+            shows(True, "training"),
+            "running",
+            None,
+            "2 of 2",
+            id="restarted",
+        ),
+        pytest.param(lost(1), GONE, "failed", 137, f"node 1 was lost; box2 (node 1) {LOST_HOST}", id="node-1-gone"),
+    ],
+)
+def test_the_status_of_a_run_follows_from_what_its_hosts_show(first, second, state, code, facts):
+    test_ssh.test_the_status_of_a_run_follows_from_what_its_hosts_show(first, second, state, code, facts)

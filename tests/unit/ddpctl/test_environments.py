@@ -62,16 +62,10 @@ BARE = f"{SSH}    runtime: none\n"
     ("kind", "name", "text", "more", "place", "facts"),
     [
         pytest.param("ssh", "requirements.txt", "torch==2.10.0", SSH, "4:18", ("docker", "none"), id="container"),
-        pytest.param(
-            "slurm", "requirements.txt", "torch==2.10.0", "    runtime: pyxis\n", "4:18", ("pyxis",), id="pyxis"
-        ),
         pytest.param("ssh", "requirements.txt", "numpy==2.0", BARE, "4:18", ("torch",), id="no-torch"),
         pytest.param(
             "ssh", "requirements.txt", "torch==2.10.0\nnumpy\n", BARE, "4:18", ("'numpy'", "version"), id="no-version"
         ),
-        pytest.param("ssh", "requirements.txt", "torch==2\xff", BARE, "4:18", ("requirements.txt",), id="not-utf-8"),
-        pytest.param("ssh", "uv.lock", UV_LOCK, BARE, "4:18", ("pyproject.toml",), id="no-pyproject"),
-        pytest.param("ssh", "conda.yaml", "torch", BARE, "4:18", ("uv.lock",), id="another-name"),
         pytest.param("ssh", "requirements.txt", None, BARE, "4:18", ("requirements.txt",), id="missing"),
         pytest.param(
             "ssh",
@@ -82,12 +76,7 @@ BARE = f"{SSH}    runtime: none\n"
             ("python",),
             id="python",
         ),
-        pytest.param(
-            "ssh", "requirements.txt", "torch==2", f"{BARE}    wheelhouse: .\n", "4:18", ("wheels",), id="no-wheels"
-        ),
         pytest.param("kubernetes", "uv.lock", None, "", "4:5", ("ssh", "slurm"), id="kubernetes"),
-        pytest.param("kaggle", "uv.lock", None, "", "4:5", ("ssh", "slurm"), id="kaggle"),
-        pytest.param("local", "uv.lock", None, "", "4:5", ("ssh", "slurm"), id="local"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_an_error_at_its_key(

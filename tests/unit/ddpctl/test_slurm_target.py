@@ -155,17 +155,6 @@ def test_an_array_is_refused_on_another_target_and_if_it_is_no_range(arguments: 
     assert (done.returncode, "--array: " in done.stderr, fact in done.stderr) == (2, True, True)
 
 
-NO_SOURCE = """\
-sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
-sbatch: error: fetch_config: DNS SRV lookup failed
-sbatch: error: _establish_config_source: failed to fetch config
-sbatch: fatal: Could not establish a configuration source
-"""
-NO_ADDRESS = """\
-sbatch: error: slurm_set_addr: Unable to resolve "head"
-sbatch: error: Unable to establish control machine address
-allocation failure: No error
-"""
 NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
 ON_LOGIN = SlurmOptions(login="hpc", workdir="/p", runs="/r")
 SCRIPT = replace(PLAN, job=replace(PLAN.job, command=("train.py",)))
@@ -180,11 +169,6 @@ def refused(reason: str) -> Output:
     ("tested", "cause"),
     [
         pytest.param(GONE, "not installed", id="no-sbatch"),
-        pytest.param(Output(returncode=1, stderr=NO_SOURCE), "establish a configuration source", id="no-source"),
-        pytest.param(Output(returncode=1, stderr=NO_ADDRESS), "control machine address", id="no-address"),
-        pytest.param(
-            Output(returncode=1, stderr=f"allocation failure: {NO_CONTROLLER}\n"), NO_CONTROLLER, id="no-controller"
-        ),
         pytest.param(Output(returncode=124, stderr="no answer within 30 s"), "no answer within 30 s", id="no-answer"),
     ],
 )

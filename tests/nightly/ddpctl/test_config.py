@@ -1,0 +1,26 @@
+"""ddpctl.yaml and flags → Request: every error has its place, and each value is read as it is written."""
+
+import pytest
+from tests.unit.ddpctl import test_config
+from tests.unit.ddpctl.test_config import FILE, TWO
+
+folder = test_config.folder  # the fixture
+
+
+MORE_BAD_FLAGS = [
+    ("gpus of two nodes", FILE, {"gpus": "2,1", "nodes": "1"}, ["--gpus: ", "1 node:", "--nodes 2"]),
+    ("grace", FILE, {"grace": float("nan")}, ["--grace: nan"]),
+    ("join_timeout", FILE, {"join_timeout": 0.5}, ["--join-timeout: 0.5", "1"]),
+    ("hang_timeout", FILE, {"hang_timeout": -1}, ["--hang-timeout: -1", "0"]),
+    ("target local", FILE, {"target": "lokal"}, ["--target: 'lokal'", "'local'"]),
+    ("kind of two targets", TWO, {"target": "ssh"}, ["--target: ", "a or b"]),
+    ("kind without a file", None, {"target": "ssh"}, ["--target: ", "hosts", "ddpctl.yaml", "FOLDER"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "facts"),
+    [pytest.param(*row, id=name) for name, *row in MORE_BAD_FLAGS],
+)
+def test_a_bad_flag_is_named_with_its_value_unless_it_may_be_secret(text, flags, facts, folder):
+    test_config.test_a_bad_flag_is_named_with_its_value_unless_it_may_be_secret(text, flags, facts, folder)
