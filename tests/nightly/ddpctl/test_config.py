@@ -1,4 +1,4 @@
-"""ddpctl.yaml and flags → Request: every error has its place, and each value is read as it is written."""
+"""Further flags that are refused."""
 
 import pytest
 from tests.unit.ddpctl import test_config

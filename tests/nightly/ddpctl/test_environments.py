@@ -1,4 +1,4 @@
-"""Environments from a lock: what their key depends on, which locks are refused, and what a host is sent."""
+"""Further locks and targets that are refused."""
 
 import pytest
 from tests.unit.ddpctl import test_environments

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.test_explain import (
     BEFORE,
     IN_LOADER,
@@ -21,6 +22,7 @@ from tests.unit.ddpctl.test_explain import (
 
 from ddpctl.diagnosis.explain import (
     explain_outcome,
+    explain_software,
 )
 from ddpwire.run_files import Outcome
 
@@ -151,3 +153,11 @@ def test_a_worker_of_a_data_loader_that_has_ended_is_not_taken_for_a_lost_rank(l
     error = log.splitlines()[-1]
     failed = Outcome(code=1, cause="error", message=f"rank 0 on node 0 exited with 1: {error}", node=0, rank=0)
     assert facts(explain_outcome(failed, (), log, (), 2)) == (cause, 0, True)
+
+
+def test_the_nodes_of_each_version_are_named_and_not_those_without_a_record() -> None:
+    environments = {0: {"packages": "a==1 b==2"}, 1: {}, 2: {"packages": "a==2 b==2"}, 3: {"packages": "a==1 b==2"}}
+    assert explain_software(environments) == ["a is 1 on nodes 0 and 3, 2 on node 2"]
+    many = {node: {"packages": " ".join(f"p{i}=={node}" for i in range(100))} for node in (0, 1)}
+    *_, last = explain_software(many)
+    assert_names(last, "80")

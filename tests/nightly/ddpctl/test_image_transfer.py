@@ -1,6 +1,8 @@
 """The formats of an image's archive."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.unit.ddpctl.answers import perform
@@ -61,3 +63,10 @@ def test_the_rest_of_a_blob_goes_over_stdin() -> None:
         perform(image_transfer.send(survey, blob), {"": lost})
     with pytest.raises(UnavailableError, match=LOW[:12]):
         perform(image_transfer.send(survey, blob), {"": Output(returncode=65)})
+
+
+def test_an_option_is_no_host() -> None:
+    argv = [sys.executable, "-P", "-m", "ddpctl", "image", "ship", "-oProxyCommand=x"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("ddpctl: ")

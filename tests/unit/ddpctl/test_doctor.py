@@ -191,13 +191,3 @@ def test_the_ratio_is_the_median_of_the_collectives_and_a_low_one_is_named() -> 
     assert second == "less than half of the last bench: broadcast 0.25"
     (line,) = compared({**NOW, "last": {**NOW, "nodes": ["c"], "time": time.time()}})
     assert line.startswith("busbw: 1.00 of the last bench's, which was on other nodes (")
-
-
-@pytest.mark.parametrize(
-    "last",
-    [{}, {"last": None}, {"last": {"collectives": 3}}, {"last": bench(("all_reduce", 1, 1.0), time=0)},
-     {"last": bench(("all_reduce", 1024, 0.0), time=0)}, {"last": {"collectives": NOW["collectives"]}},
-     {"last": {**NOW, "ranks": 4, "time": 0}}],
-)  # fmt: skip
-def test_without_a_last_bench_of_the_same_sizes_and_ranks_nothing_is_compared(last: dict[str, Any]) -> None:
-    assert compared({**NOW, **last}) == []

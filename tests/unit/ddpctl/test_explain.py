@@ -18,7 +18,6 @@ from ddpctl.diagnosis.explain import (
     explain_events,
     explain_outcome,
     explain_ranks,
-    explain_software,
 )
 from ddpctl.diagnosis.rank_view import RankView, read_answer
 from ddpctl.execution.node_probe import ProbeResult
@@ -323,14 +322,6 @@ def test_nodes_that_do_not_match_are_explained_by_the_versions_that_differ(tmp_p
         "torch is 2.13.0 on node 0, 2.10.0 on node 1",
     ]
     assert_names(ddpctl("explain", "night").stdout, *evidence)
-
-
-def test_the_nodes_of_each_version_are_named_and_not_those_without_a_record() -> None:
-    environments = {0: {"packages": "a==1 b==2"}, 1: {}, 2: {"packages": "a==2 b==2"}, 3: {"packages": "a==1 b==2"}}
-    assert explain_software(environments) == ["a is 1 on nodes 0 and 3, 2 on node 2"]
-    many = {node: {"packages": " ".join(f"p{i}=={node}" for i in range(100))} for node in (0, 1)}
-    *_, last = explain_software(many)
-    assert_names(last, "80")
 
 
 def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Path) -> None:

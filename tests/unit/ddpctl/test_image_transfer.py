@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,13 +131,6 @@ def test_an_image_is_the_same_by_its_id_or_by_a_digest() -> None:
 def test_a_text_that_is_no_host_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=f"^'{text}' "):
         parse_host(text)
-
-
-def test_an_option_is_no_host() -> None:
-    argv = [sys.executable, "-P", "-m", "ddpctl", "image", "ship", "-oProxyCommand=x"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("ddpctl: ")
 
 
 def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:

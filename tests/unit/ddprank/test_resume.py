@@ -138,20 +138,6 @@ def test_an_exception_of_a_signal_handler_reaches_the_script(
         signal.signal(signal.SIGUSR2, old)
 
 
-def test_a_deleted_current_folder_and_a_deleted_file_do_not_disturb_the_script(
-    audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(FileNotFoundError, match=r"last\.pt"):
-        Path("last.pt").read_bytes()
-    (tmp_path / "checkpoints/last.pt").read_bytes()
-    (tmp_path / "checkpoints/last.pt").unlink()
-    audited[0].begin(0)
-    assert audited[1]()["files"] == {}
-
-
 def test_a_step_without_a_learning_rate_is_none(audited: Audited, tmp_path: Path) -> None:
     """torch.distributed.checkpoint takes one to make an optimizer's state before it loads it."""
     for _ in range(2):

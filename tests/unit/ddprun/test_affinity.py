@@ -82,9 +82,7 @@ def test_ranks_are_bound_to_cores_near_their_gpus(plan, mode, bound):
     [
         (None, {"local_world_size": 3, "gpus": (0, 1)}),  # ranks share GPUs
         (None, {"local_world_size": 1, "gpus": (0,), "environ": {"OMP_PLACES": "cores"}}),  # somebody else binds
-        (None, {"local_world_size": 1, "gpus": (0,), "allowed": (0, 1)}),  # one NUMA node: nothing to choose
         ("node", {"local_world_size": 1, "gpus": (0,), "allowed": (4, 8)}),  # none of the cores near the GPU is ours
-        ("node", {"local_world_size": 1, "gpus": (-1,)}),  # the firmware does not say
         ("exclusive", {"local_world_size": 5, "gpus": (0,) * 5}),  # fewer cores than ranks
     ],
 )

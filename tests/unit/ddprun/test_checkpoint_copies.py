@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,30 +177,6 @@ def test_a_node_without_a_copy_starts_its_ranks_after_a_limited_time(nodes, monk
     third, journal = nodes.start(2)
     third.fill(1, go_on)  # it keeps no copy
     assert journal.lines == []
-
-
-def test_a_copy_from_a_lost_node_0_writes_nothing_into_the_folder_of_the_next_copy(nodes, monkeypatch):
-    """A cable that is mended: the copy from the old node 0 goes on while that from the new one begins."""
-    source, _ = nodes.start(0)
-    nodes.save(1, data=os.urandom(3 << 20))
-    has_begun, go = threading.Event(), threading.Event()
-
-    class Pause:
-        def __enter__(self):
-            has_begun.set()
-            go.wait(60)
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(source, "_pacing", Pause())
-    copy, journal = nodes.start(1)
-    assert has_begun.wait(60)
-    copy.close()
-    before = sorted(nodes.folder_of(1).rglob("*"))
-    go.set()
-    until(lambda: journal.of("checkpoint_failed"))
-    assert sorted(nodes.folder_of(1).rglob("*")) == before
 
 
 def new_node_0(nodes, tmp_path, steps):

@@ -108,9 +108,7 @@ def test_a_difference_names_both_values():
     [
         pytest.param(["--lr", "0.1"], ["--lr", "0.1"], "", id="same"),
         pytest.param(["--lr", "0.2"], ["--lr", "0.1"], "--lr", id="option"),
-        pytest.param(["--lr=0.2"], ["--lr=0.1"], "--lr", id="option-with-equals"),
         pytest.param(["a", "c"], ["a", "b"], "argument 2", id="argument"),
-        pytest.param(["--quick"], [], "1 argument", id="number"),
         pytest.param(
             ["--node_rank", "2", "--master-addr=c", "-x"],
             ["--node_rank", "0", "--master-addr=a", "-x"],

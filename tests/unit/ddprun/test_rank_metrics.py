@@ -122,17 +122,6 @@ def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Pat
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
 
 
-@pytest.mark.parametrize(
-    "sample", [["a_total", {}, "many"], ["a_total", {}, None], ["a_total", ["kind"], 1.0], ["a_total", {}], 7, None]
-)
-def test_damaged_counts_of_a_rank_are_left_out(tmp_path: Path, sample: Any) -> None:
-    series = rank_series(tmp_path)
-    sound = [["a", "Of mine.", "counter", [["a_total", {"kind": 1}, 3]]]]
-    series.restore({"0": [["a", "Of mine.", "counter", [sample]]], "1": sound})
-    collected = [sample for family in series.collect() for sample in family.samples if sample.name == "a_total"]
-    assert [(sample.labels["kind"], sample.value) for sample in collected] == [("1", 3.0)]
-
-
 def test_the_first_start_of_a_run_has_met_and_a_later_one_has_waited_too() -> None:
     assert Downtime(began_at=10.0).started(12.5) == "rendezvous=2.500,at=12.500"
     again = Downtime(began_at=10.0, requeued_s=90.04)

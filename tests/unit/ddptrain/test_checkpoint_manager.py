@@ -116,9 +116,7 @@ def test_no_code_in_a_checkpoint_is_run(tiny: Run) -> None:
     [
         pytest.param(["--seed=1"], id="seed"),
         pytest.param(["--batch-size=32"], id="batch-size"),
-        pytest.param(["--batch-size=32", "--lr=0.5"], id="batch-size-and-lr"),
         pytest.param(["--model=convnet"], id="model"),
-        pytest.param(["--no-augment"], id="augment"),
     ],
 )
 def test_another_training_is_refused_by_name_and_value(tiny: Run, changed: list[str]) -> None:
