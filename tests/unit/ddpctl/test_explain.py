@@ -86,13 +86,14 @@ def test_a_rank_that_is_missing_is_named_with_what_it_does():
     assert "dataset.py:88 (read)" in explanation.evidence[2]
 
 
-def test_a_short_wait_is_no_hang():
+def test_a_short_wait_is_no_hang_and_a_rank_that_computes_no_fault():
     waits = [*BEFORE, entered(8, NOW - 8, done=False)]
     explanation = explained(rank(0, waits), rank(1, BEFORE, IN_SCRIPT))
     assert facts(explanation) == ("missing", 1, False)
     check_names(explanation, "rank 1 (node 0)", "8.0 s", "30 s")
     moment = [*BEFORE, entered(8, NOW - 0.5, done=False)]
     assert facts(explained(rank(0, moment), rank(1, BEFORE, IN_SCRIPT))) == ("none", None, False)
+    assert facts(explained(rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT, state="R"))) == ("missing", 1, False)
 
 
 def test_no_rank_is_named_while_the_ranks_go_on():
@@ -152,11 +153,6 @@ def test_without_its_clock_a_late_node_is_no_fault():
     unsure = explained(*ranks, clocks=(0.0, None))
     assert (unsure.cause, unsure.node, unsure.fault) == ("straggler", 1, False)
     assert "clock of node 1" in unsure.unknown[0]
-
-
-def test_a_rank_that_computes_is_missing_and_no_fault():
-    explanation = explained(rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT, state="R"))
-    assert facts(explanation) == ("missing", 1, False)
 
 
 @pytest.mark.parametrize(

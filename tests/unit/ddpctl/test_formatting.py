@@ -75,16 +75,12 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
     ]
 
 
-def test_a_nodes_message_moves_no_cursor() -> None:
+def test_a_command_and_a_target_with_control_characters_move_no_cursor() -> None:
     report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
     state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
     lines = formatting.status_lines(RUN, state)
     assert (lines[0], lines[4]) == ("night  failed, exit code 1: \\x1b[2Jgone", "  0     \\x1b[2J")
-
-
-def test_a_command_and_a_target_with_control_characters_move_no_cursor() -> None:
     run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
-    state = RunStatus(run="night", state="lost", message="")
     for line in (*formatting.runs_table([(run, state)], 0.0), *formatting.status_lines(run, state)):
         assert line.isprintable(), line
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.in_process import ddpctl
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.answers import only, perform
 
 from ddpctl.command import Command, FilePart, Host, Output, Transfer
@@ -112,19 +112,15 @@ def image(**changes: object) -> Image:
     return read_inspect("me/train:1", json.dumps([{**RECORD, **changes}]))
 
 
-def test_the_output_of_docker_and_of_podman_is_the_same_image() -> None:
+def test_an_image_is_the_same_by_its_id_or_by_a_digest_on_docker_and_podman() -> None:
     bare = {**RECORD, "Id": "a" * 64}  # podman leaves the algorithm out
     assert read_inspect("me/train:1", json.dumps([bare])) == image()
-
-
-def test_an_image_is_the_same_by_its_id_or_by_a_digest() -> None:
     assert difference(image(), image(RepoDigests=None)) == ""
     assert difference(image(), image(Id="sha256:" + "b" * 64)) == ""  # another engine's idea of an ID
     other = image(Id="sha256:" + "b" * 64, RepoDigests=["me/train@sha256:" + "e" * 64])
-    facts = ("me/train:1", f"sha256:{'e' * 64}", f"sha256:{'d' * 64}")
-    assert all(fact in difference(image(), other) for fact in facts)
+    assert_names(difference(image(), other), "me/train:1", f"sha256:{'e' * 64}", f"sha256:{'d' * 64}")
     by_id = difference(image(RepoDigests=[]), image(Id="sha256:" + "b" * 64, RepoDigests=[]))
-    assert all(fact in by_id for fact in ("me/train:1", f"sha256:{'b' * 64}", f"sha256:{'a' * 64}"))
+    assert_names(by_id, "me/train:1", f"sha256:{'b' * 64}", f"sha256:{'a' * 64}")
 
 
 @pytest.mark.parametrize("text", ["", "@box1", "box1:ssh", "-oProxyCommand=x", "alice@"])
@@ -191,18 +187,12 @@ def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
     }
 
 
-def pull_from(listing: str, into: Path) -> None:
-    place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": "/runs/night"})
-    verb = pull_places("night", [place], str(into))
-    (asked,) = next(verb)
-    assert asked.stdin is not None
-    verb.send((Output(returncode=0, stdout=listing),))
-
-
 @pytest.mark.parametrize("name", ["./../../.ssh/authorized_keys", ".//etc/passwd"])
 def test_a_host_cannot_name_a_file_outside_of_the_folder(name: str, tmp_path: Path) -> None:
+    place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": "/runs/night"})
+    listing = Output(returncode=0, stdout=f"3 1700000000 regular file:{name}\0")
     with refused(DdpctlError, code=70):
-        pull_from(f"3 1700000000 regular file:{name}\0", tmp_path)
+        perform(pull_places("night", [place], str(tmp_path)), {"": listing})
 
 
 def test_a_file_has_its_name_only_with_its_content(tmp_path: Path) -> None:

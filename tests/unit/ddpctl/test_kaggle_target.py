@@ -11,10 +11,9 @@ from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Output, write_file
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import DdpctlError, NoInputError, UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
-from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.options import KaggleOptions
@@ -31,7 +30,7 @@ LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
 SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
 NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
-WHEEL, VIEW, PUSH, CAT = "ddpctl.files.own_wheel", "kaggle config view", "kernels push", "cat "
+WHEEL, VIEW, PUSH = "ddpctl.files.own_wheel", "kaggle config view", "kernels push"
 # What the client and this machine answer, by a part of the command line.
 ANSWERS: Mapping[str, Answer] = {
     WHEEL: Output(returncode=0, value="d2hlZWw="),
@@ -195,29 +194,6 @@ def test_a_client_that_is_not_logged_in_starts_nothing() -> None:
     assert not any(command.starts for command in asked)
 
 
-def status(session: str, log: Output | None = None) -> RunStatus:
-    answers = {"kernels status": answer(f"status-{session}"), "kernels logs": log or OK}
-    asked, (state,) = perform(KaggleTarget(KaggleOptions()).status((RUN,), now=2000), answers)
-    assert asked == ([STATUS, LOG] if log else [STATUS])
-    assert STATUS.argv == argv(f"status-{session}")
-    return state
-
-
-@pytest.mark.parametrize(
-    ("session", "state"),
-    [
-        ("queued", "pending"),
-        ("new_script", "pending"),
-        ("running", "running"),
-        ("cancel_requested", "stopping"),
-        ("cancel_acknowledged", "stopped"),
-    ],
-)
-def test_a_session_that_goes_on_or_was_cancelled_has_its_state(session: str, state: str) -> None:
-    status_ = status(session)
-    assert (status_.state, status_.code) == (state, 143 if state == "stopped" else None)
-
-
 LINE = 'ddpctl outcome {"code": 143, "cause": "stopped", "message": "stopped by SIGTERM"}\n'
 STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "time": 1.0, "data": LINE}]))
 
@@ -225,6 +201,13 @@ STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "tim
 @pytest.mark.parametrize(
     ("session", "log", "state", "code", "fact"),
     [
+        ("queued", None, "pending", None, ""),
+        ("new_script", None, "pending", None, ""),
+        ("running", None, "running", None, ""),
+        ("cancel_requested", None, "stopping", None, ""),
+        ("cancel_acknowledged", None, "stopped", 143, ""),
+        ("403", None, "lost", 66, KERNEL),
+        ("404", None, "lost", 66, KERNEL),
         ("complete", answer("logs"), "succeeded", 0, "every rank exited with 0"),
         ("complete", STOPPED, "stopped", 143, "stopped by SIGTERM"),
         ("complete", answer("logs-404"), "succeeded", 0, ""),
@@ -233,21 +216,15 @@ STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "tim
         ("error-memory", answer("logs-name-error"), "failed", 1, "allocate more memory than is available"),
         ("error-timeout", answer("logs-404"), "failed", 1, "max allowed execution duration"),
     ],
-    ids=["outcome", "stopped", "no log", "traceback", "memory", "memory before the log", "time limit"],
 )
-def test_the_end_of_a_session_is_in_its_log_unless_kaggle_names_the_cause(
-    session: str, log: Output, state: str, code: int, fact: str
+def test_a_session_has_its_state_and_its_end_is_in_its_log_unless_kaggle_names_the_cause(
+    session: str, log: Output | None, state: str, code: int | None, fact: str
 ) -> None:
-    status_ = status(session, log)
-    assert (status_.state, status_.code) == (state, code)
-    assert fact in status_.message
-
-
-@pytest.mark.parametrize("code", ["403", "404"])
-def test_a_notebook_that_is_gone_is_a_lost_run(code: str) -> None:
-    status_ = status(code)
-    assert (status_.state, status_.code) == ("lost", 66)
-    assert KERNEL in status_.message
+    answers = {"kernels status": answer(f"status-{session}"), "kernels logs": log or OK}
+    asked, (run,) = perform(KaggleTarget(KaggleOptions()).status((RUN,), now=2000), answers)
+    assert asked == ([STATUS, LOG] if log else [STATUS])
+    assert STATUS.argv == argv(f"status-{session}")
+    assert (run.state, run.code, fact in run.message) == (state, code, True)
 
 
 def follow(query: LogQuery, *sessions: str) -> list[Command]:
@@ -296,8 +273,3 @@ def test_pull_downloads_the_output() -> None:
     assert (command.argv, command.timeout_s) == (argv("output"), 3600)
     with pytest.raises(NoInputError):
         perform(target.pull(RUN, "/out"), {"kernels output": answer("logs-404")})
-
-
-def test_exec_is_refused() -> None:
-    with pytest.raises(ConfigError, match="night"):
-        KaggleTarget(KaggleOptions()).execute(RUN, node=0, argv=("ls",), tty=False)

@@ -104,8 +104,11 @@ def check_pod_security(job: JobSpec, options: KubernetesOptions) -> None:
 
 
 @pytest.mark.parametrize(("job", "options"), CASES)
-def test_the_schemas_accept_every_object(job: JobSpec, options: KubernetesOptions) -> None:
+def test_the_schemas_accept_every_object_and_pod_security_restricted_every_pod(
+    job: JobSpec, options: KubernetesOptions
+) -> None:
     check_schemas(job, options)
+    check_pod_security(job, options)
 
 
 @pytest.mark.parametrize("word", WORKLOADS)
@@ -114,17 +117,7 @@ def test_every_version_of_kubernetes_accepts_every_object(word: str) -> None:
         assert faults(thing) == [], thing["kind"]
 
 
-@pytest.mark.parametrize(("job", "options"), CASES)
-def test_pod_security_restricted_admits_every_pod(job: JobSpec, options: KubernetesOptions) -> None:
-    check_pod_security(job, options)
-
-
-def test_pod_security_restricted_refuses_a_path_of_the_machine() -> None:
-    draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
-    assert restricted(target.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
-
-
-def test_the_check_of_pod_security_finds_what_the_cluster_found() -> None:
+def test_the_check_of_pod_security_finds_what_the_cluster_found_and_a_path_of_the_machine() -> None:
     pods = {name: yaml.safe_load((DATA / f"psa/psa-{name}-pod.yaml").read_text()) for name in ("ok", "violates")}
     assert restricted(pods["ok"]) == []
     assert restricted(pods["violates"]) == [
@@ -133,6 +126,8 @@ def test_the_check_of_pod_security_finds_what_the_cluster_found() -> None:
         "pytorch: runAsNonRoot != true",
         "pytorch: seccompProfile",
     ]
+    draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
+    assert restricted(target.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
 
 
 PLANTED = {

@@ -229,38 +229,33 @@ def test_a_script_goes_along_with_the_files_it_needs() -> None:
     assert "lib/secrets.py" in left_out
 
 
-def test_a_script_that_does_not_go_along_is_missed_before_anything_is_created() -> None:
-    read = Output(returncode=0, value={"files": {}, "left_out": []})
-    job = replace(JOB, command=("train.py",))
-    asked, error = error_of({"kubernetes.project": read}, job=job, workload="pytorchjob")
-    assert (type(error), matching(asked, "create")) == (NoInputError, [])
-    assert "train.py" in str(error)
-    assert "/project" in str(error)
-
-
-def test_a_workload_that_the_cluster_does_not_serve_is_refused() -> None:
-    asked, error = error_of({}, workload="trainjob")
-    assert (type(error), matching(asked, "create")) == (ConfigError, [])
-    assert "TrainJob" in str(error)
+NOTHING = {"kubernetes.project": Output(returncode=0, value={"files": {}, "left_out": []})}
 
 
 @pytest.mark.parametrize(
-    ("answers", "kind", "fact"),
+    ("answers", "given", "kind", "facts"),
     [
-        ({"config view": Output(returncode=127, stderr="kubectl: not found")}, UnavailableError, "kubectl"),
-        ({"/apis/kubeflow.org": UNREACHABLE}, UnavailableError, "127.0.0.1:16999"),
-        ({DRY_RUN: refused("Pod", recorded("bad/pod-restricted"))}, ConfigError, "restricted:latest"),
-        ({DRY_RUN: refused("PyTorchJob", recorded("bad/webhook-down"))}, UnavailableError, "validator.pytorchjob"),
-        ({DRY_RUN: refused("PyTorchJob", recorded("bad/rbac-create"))}, ConfigError, "k8s/rbac.yaml"),
+        (NOTHING, {"job": replace(JOB, command=("train.py",))}, NoInputError, ("train.py", "/project")),
+        ({}, {"workload": "trainjob"}, ConfigError, ("TrainJob",)),
+        ({"config view": Output(returncode=127, stderr="kubectl: not found")}, {}, UnavailableError, ("kubectl",)),
+        ({"/apis/kubeflow.org": UNREACHABLE}, {}, UnavailableError, ("127.0.0.1:16999",)),
+        ({DRY_RUN: refused("Pod", recorded("bad/pod-restricted"))}, {}, ConfigError, ("restricted:latest",)),
+        (
+            {DRY_RUN: refused("PyTorchJob", recorded("bad/webhook-down"))},
+            {},
+            UnavailableError,
+            ("validator.pytorchjob",),
+        ),
+        ({DRY_RUN: refused("PyTorchJob", recorded("bad/rbac-create"))}, {}, ConfigError, ("k8s/rbac.yaml",)),
     ],
-    ids=["no kubectl", "no answer", "pod security", "webhook", "rights"],
+    ids=["no script", "no operator", "no kubectl", "no answer", "pod security", "webhook", "rights"],
 )
-def test_a_refusal_of_the_cluster_comes_before_anything_is_created(
-    answers: Mapping[str, Answer], kind: type[DdpctlError], fact: str
+def test_a_refusal_comes_before_anything_is_created(
+    answers: Mapping[str, Answer], given: dict[str, Any], kind: type[DdpctlError], facts: tuple[str, ...]
 ) -> None:
-    asked, error = error_of(answers)
+    asked, error = error_of(answers, **given)
     assert (type(error), matching(asked, CREATE)) == (kind, [])
-    assert fact in str(error)
+    assert_names(error, *facts)
 
 
 @pytest.mark.parametrize(
@@ -323,12 +318,11 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_without_git_it_finds_the_code_and_no_environment_or_cache(project: Path) -> None:
-    assert read(project) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
-
-
-def test_only_files_that_git_lists_and_that_a_pattern_matches_are_sent(project: Path) -> None:
-    sent = read(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
-    assert sent == ({"lib/model.py": "x = 'é'\n"}, [])
+    code = {"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}
+    assert read(project) == (code, []), "without git: no environment and no cache"
+    assert read(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0") == (
+        {"lib/model.py": "x = 'é'\n"}, [],
+    )  # fmt: skip
 
 
 SECRETS = (

@@ -134,14 +134,10 @@ def test_logs_of_a_node_and_of_ranks_are_filtered_by_their_prefix() -> None:
         f"{FILTER} -E '^([^ []+ )?.?\\[node[0-9]+ rank(2|3)\\] ' "
         "kubectl --context lab --namespace ml logs digits-otter-worker-1 --container pytorch"
     ]
-
-
-def test_logs_of_a_rank_that_does_not_exist_are_refused_without_a_question() -> None:
-    asked: list[Command] = []
-    with pytest.raises(NoInputError) as error:
+    asked = []
+    with refused(NoInputError, "digits-otter", "0 to 1", "0 to 3"):
         perform(TARGET.logs(RUN, LogQuery(ranks=(9,))), {}, asked)
     assert asked == []
-    assert all(fact in str(error.value) for fact in ("digits-otter", "0 to 1", "0 to 3"))
 
 
 NAMED = "digits-otter --ignore-not-found --wait=false"
@@ -164,9 +160,6 @@ def test_stop_with_kill_deletes_the_pods_and_reports_those_that_remain() -> None
     assert lines(matching(asked, " delete ")) == [DELETE_JOB, pods, DELETE_REST]
     assert lines(asked[-2:]) == [f"{AWAIT} --timeout=30s", LIST_PODS]
     assert not gone
-
-
-def test_stop_without_waiting_does_not_wait() -> None:
     asked, gone = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
     assert (matching(asked, " wait "), gone) == ([], False)
 
@@ -191,9 +184,11 @@ def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:
     assert asked[-1].mode == "stream"
 
 
-def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> None:
+def test_a_stop_without_the_right_names_the_role_and_a_resume_of_what_is_gone_names_the_launch() -> None:
     with refused(ConfigError, "k8s/rbac.yaml"):
         perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})
+    with refused(ConfigError, "ddpctl launch --resume digits-otter"):
+        perform(TARGET.suspend(RUN, again=True), {" patch ": recorded("bad/get-notfound")})
 
 
 INTERRUPTED = replace(KEPT, handle={}, uid=UID.stdout)
@@ -259,28 +254,25 @@ def in_queue(**annotations: str) -> Output:
     return replace(output, stdout=json.dumps(answer))
 
 
-def test_a_job_that_its_queue_has_suspended_is_pending_and_is_not_resumed_past_the_queue() -> None:
-    _, state = status({GET_JOB: in_queue()})
-    assert state.state == "pending"
-    assert_names(state.message, "gpus")
+@pytest.mark.parametrize(
+    ("annotations", "suspended"),
+    [({}, "pending"), ({"ddpctl.suspended": "true"}, "suspended")],
+    ids=["by its queue", "by a user"],
+)
+def test_a_job_that_a_user_has_suspended_is_resumed_and_one_of_its_queue_is_not(
+    annotations: dict[str, str], suspended: str
+) -> None:
+    job = in_queue(**annotations)
+    assert status({GET_JOB: job, GET_PODS: RUNNING})[1].state == "stopping", "until its pods have ended"
+    assert status({GET_JOB: job})[1].state == suspended
     asked: list[Command] = []
-    with refused(ConfigError, "gpus"):
-        perform(TARGET.suspend(RUN, again=True), {GET_JOB: in_queue()}, asked)
-    assert matching(asked, " patch ") == []
-
-
-@pytest.mark.parametrize("annotations", [{}, {"ddpctl.suspended": "true"}], ids=["by its queue", "by a user"])
-def test_a_suspended_job_is_stopping_until_its_pods_have_ended(annotations: dict[str, str]) -> None:
-    pods = as_run("pods/running", "digits-otter", "running")
-    _, state = status({GET_JOB: in_queue(**annotations), GET_PODS: pods})
-    assert state.state == "stopping"
-
-
-def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
-    job = in_queue(**{"ddpctl.suspended": "true"})
-    assert status({GET_JOB: job})[1].state == "suspended"
-    asked, _ = perform(TARGET.suspend(RUN, again=True), {GET_JOB: job})
-    assert len(matching(asked, " patch ")) == 1
+    if annotations:
+        perform(TARGET.suspend(RUN, again=True), {GET_JOB: job}, asked)
+    else:
+        assert_names(status({GET_JOB: job})[1].message, "gpus")
+        with refused(ConfigError, "gpus"):
+            perform(TARGET.suspend(RUN, again=True), {GET_JOB: job}, asked)
+    assert len(matching(asked, " patch ")) == len(annotations)
 
 
 def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
@@ -295,11 +287,6 @@ def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
     ]
     _, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: ended})
     assert [report.note == f"digits-otter-worker-{node}: exit code 3" for node, report in enumerate(state.nodes)]
-
-
-def test_suspend_of_a_job_that_is_gone_names_the_launch_that_resumes_it() -> None:
-    with refused(ConfigError, "ddpctl launch --resume digits-otter"):
-        perform(TARGET.suspend(RUN, again=True), {" patch ": recorded("bad/get-notfound")})
 
 
 @pytest.mark.parametrize(("uid", "state"), [(OTHER_UID.stdout, "lost"), (UID.stdout, "running")])

@@ -41,11 +41,17 @@ def ranks_of(values: list[str]) -> int | str:
     return int(only) if only.isdecimal() else only
 
 
-def local(job: JobSpec) -> Asked:
+def local_nodes(job: JobSpec) -> list[tuple[str, str]]:
+    """The number of ranks and the GPUs of each node."""
     verb = LocalTarget(LocalOptions(python="/python"), {}).submit(plan_of(job), attached=True)
     answers: dict[str, Answer] = {"nodectl gpus": EIGHT_GPUS, "ddprun.nodectl port": PORT}
     nodes = [command.env for command in matching(perform(verb, answers)[0], "ddprun --grace")]
-    return ranks_of([env["PET_NPROC_PER_NODE"] for env in nodes]), [env["CUDA_VISIBLE_DEVICES"] for env in nodes]
+    return [(env["PET_NPROC_PER_NODE"], env["CUDA_VISIBLE_DEVICES"]) for env in nodes]
+
+
+def local(job: JobSpec) -> Asked:
+    ranks, gpus = zip(*local_nodes(job), strict=True)
+    return ranks_of([*ranks]), [*gpus]
 
 
 def local_script(job: JobSpec) -> Asked:
@@ -201,12 +207,7 @@ def test_the_only_pod_of_each_workload_is_node_0() -> None:
 def test_each_node_gets_its_own_number_of_gpus_and_ranks() -> None:
     job = replace(JOB, nodes="3", gpus=(4, 1, 2))
     assert [[*job.ranks_on(node)] for node in range(3)] == [[0, 1, 2, 3], [4], [5, 6]]
-    verb = LocalTarget(LocalOptions(python="/python"), {}).submit(plan_of(job), attached=True)
-    answers: dict[str, Answer] = {"nodectl gpus": EIGHT_GPUS, "ddprun.nodectl port": PORT}
-    nodes = [command.env for command in matching(perform(verb, answers)[0], "ddprun --grace")]
-    assert [(env["PET_NPROC_PER_NODE"], env["CUDA_VISIBLE_DEVICES"]) for env in nodes] == [
-        ("4", "GPU-0,GPU-1,GPU-2,GPU-3"), ("1", "GPU-4"), ("2", "GPU-5,GPU-6"),
-    ]  # fmt: skip
+    assert local_nodes(job) == [("4", "GPU-0,GPU-1,GPU-2,GPU-3"), ("1", "GPU-4"), ("2", "GPU-5,GPU-6")]
     assert "_ddp_counts=(4 1 2)" in LocalTarget(LocalOptions()).render(plan_of(job))
 
 

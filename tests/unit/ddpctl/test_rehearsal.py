@@ -139,6 +139,7 @@ def verdicts(runs: Runs) -> dict[str, str]:
 
 def test_a_sound_script_has_no_fault() -> None:
     assert verdicts(sound()) == dict.fromkeys(QUESTIONS, "ok")
+    assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence, "the step of its weights"
 
 
 def each(runs: Runs, kind: str, change: Callable[[dict[str, Any]], None], *only: tuple[str, str]) -> None:
@@ -298,24 +299,15 @@ def test_without_numbers_of_samples_the_inputs_of_the_model_are_compared(shift: 
     assert verdicts(runs)["resume-data"] == verdict
 
 
-def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
+@pytest.mark.parametrize(("step", "time"), [(BATCHES, BATCHES + 0.5), (2, 2.5)], ids=["after an epoch", "in a step"])
+def test_an_evaluation_between_a_batch_and_its_step_is_no_training(step: int, time: float) -> None:
+    """Its samples may be the same on all ranks."""
     runs, evaluation = sound(), 100
     for rank in runs["plain", ""]["processes"]:
-        rank["step"][BATCHES]["batches"] = [(evaluation, [0, 1, 2]), *rank["step"][BATCHES]["batches"]]
-        rank["epoch"].insert(1, {"epoch": evaluation, "time": BATCHES + 0.5, "batches": []})
+        batches = rank["step"][step]["batches"]
+        batches.insert(0 if step == BATCHES else len(batches), (evaluation, [0, 1, 2]))
+        rank["epoch"].insert(step // BATCHES, {"epoch": evaluation, "time": time, "batches": []})
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
-
-
-def test_an_evaluation_between_a_batch_and_its_step_is_no_training() -> None:
-    runs, evaluation = sound(), 100
-    for rank in runs["plain", ""]["processes"]:
-        rank["step"][2]["batches"].append((evaluation, [0, 1, 2]))
-        rank["epoch"].insert(0, {"epoch": evaluation, "time": 2.5, "batches": []})
-    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
-
-
-def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
-    assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 
 
 def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() -> None:
@@ -329,9 +321,24 @@ def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() ->
     assert (answers["resume"], answers["kill-rank"]) == ("unknown", "unknown")
 
 
-def test_without_a_step_nothing_is_concluded() -> None:
-    silent = run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)
-    assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+UNKNOWN = {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ({("plain", ""): run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)}, UNKNOWN),
+        ({("plain", ""): run(*ranks(0, 0), code=3)}, UNKNOWN),
+        (sound() | {("plain", ""): run(*ranks(), code=3)}, {"group": "fault"}),
+    ],
+    ids=["no step", "the first step fails", "the undisturbed run fails"],
+)
+def test_a_run_that_fails_without_a_step_is_unknown_and_after_one_a_fault(runs: Runs, expected: dict[str, str]) -> None:
+    assert verdicts(runs) == expected
+
+
+def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
+    assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
 def test_a_script_that_needs_gpus_is_judged_with_cpus_in_their_place() -> None:
@@ -340,19 +347,6 @@ def test_a_script_that_needs_gpus_is_judged_with_cpus_in_their_place() -> None:
     assert {row.verdict for row in rows.values()} == {"ok"}
     assert_names(rows["steps"].evidence, "GPUs")
     assert_names(rows_of(needs | {("plain", ""): run(*ranks(0, 0), code=4)})["group"].evidence, "3", "4", "GPUs")
-
-
-def test_a_run_that_fails_in_its_first_step_is_unknown() -> None:
-    failed = run(*ranks(0, 0), code=3)
-    assert verdicts({("plain", ""): failed}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
-
-
-def test_an_undisturbed_run_that_fails_is_the_only_fault() -> None:
-    assert verdicts(sound() | {("plain", ""): run(*ranks(), code=3)}) == {"group": "fault"}
-
-
-def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
-    assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
 @pytest.mark.parametrize(
@@ -371,14 +365,11 @@ def test_what_could_not_be_recorded_is_unknown() -> None:
     assert verdicts(runs)["steps"] == "unknown"
 
 
-def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
+def test_rows_of_scenarios_that_were_not_run_are_left_out_and_unknown_in_an_interrupted_rehearsal() -> None:
     runs = {key: facts for key, facts in sound().items() if key[0] in ("plain", "again", "int")}
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}
-
-
-def test_what_an_interrupted_rehearsal_did_not_run_is_unknown() -> None:
     assert {row.verdict for row in judge([], ["int"])} == {"unknown"}
-    facts = [{"scenario": a, "after": b, **run} for (a, b), run in sound().items() if a in ("plain", "again", "int")]
+    facts = [{"scenario": a, "after": b, **run} for (a, b), run in runs.items()]
     answers = {row.id: row.verdict for row in judge(facts, ["int", "raise"])}
     assert (answers["save-int"], answers["raise"], answers.get("slow")) == ("ok", "unknown", None)
 

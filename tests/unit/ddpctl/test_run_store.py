@@ -44,7 +44,7 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert run_store.load(tmp_path, "digits-ot") == old
 
 
-def test_a_name_that_is_no_run_or_several_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_no_run_several_or_taken_and_a_directory_that_is_a_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NoInputError, match=str(tmp_path / "no")):
         run_store.load(tmp_path / "no", "x")
     make(tmp_path, "digits-otter", 1.0)
@@ -53,15 +53,8 @@ def test_a_name_that_is_no_run_or_several_is_refused(tmp_path: Path) -> None:
         run_store.load(tmp_path, "digits-o")
     with pytest.raises(NoInputError, match=r"'x'.* digits-oak, digits-otter"):
         run_store.load(tmp_path, "x")
-
-
-def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    make(tmp_path, "exp", 1.0)
-    with pytest.raises(UsageError, match=r"'exp'.*--resume exp"):
-        run_store.create(tmp_path, "exp")
-
-
-def test_a_state_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'digits-oak'.*--resume digits-oak"):
+        run_store.create(tmp_path, "digits-oak")
     (tmp_path / "state").write_text("")
     with pytest.raises(CannotWriteError, match=str(tmp_path / "state")):
         run_store.create(tmp_path / "state", "exp")

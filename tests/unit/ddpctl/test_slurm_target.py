@@ -30,6 +30,7 @@ RUN = run_of(target="hpc", kind="slurm", job=JOB, folder="/r/night", handle=HAND
 DEFAULTS = SlurmOptions()
 NONE, GONE = Output(returncode=1), Output(returncode=127)
 FAILED = "sbatch: error: Batch job submission failed: "
+NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
 TESTED = Output(
     returncode=0,
     stderr="sbatch: Job 4 to start at 2026-11-20T13:01:08 using 2 processors on nodes n[0-1] in partition debug\n",
@@ -55,9 +56,9 @@ def submit(
 
 
 def test_a_login_node_has_folders_of_its_own() -> None:
-    options = SlurmOptions(login="me@hpc")
+    options = SlurmOptions(login="me@hpc:2222")
     asked, submission = submit(options=options)
-    assert {command.host for command in asked} == {Host(address="hpc", user="me")}
+    assert {command.host for command in asked} == {Host(address="hpc", user="me", port=2222)}
     assert only(asked, "--parsable").argv == (
         "sbatch", "--job-name=night", "--output=/home/me/.local/state/ddpctl/runs/night/job.log", "--chdir=/home/me",
         "--parsable", "/home/me/.local/state/ddpctl/runs/night/job.sh", UID,
@@ -96,8 +97,9 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
             ("Invalid partition name specified", "debug*", "cpu"),
         ),
         (Output(returncode=124, stderr="no answer within 120 s"), UnavailableError, ("no answer within 120 s",)),
+        (Output(returncode=1, stderr=f"{FAILED}{NO_CONTROLLER}\n"), UnavailableError, (NO_CONTROLLER,)),
     ],
-    ids=["nodes", "partition", "no-answer"],
+    ids=["nodes", "partition", "no-answer", "no-controller"],
 )
 def test_a_job_that_slurm_does_not_take_is_refused_with_slurm_s_reason(
     sent: Output, error: type[DdpctlError], facts: tuple[str, ...]
@@ -155,7 +157,6 @@ def test_an_array_is_refused_on_another_target_and_if_it_is_no_range(arguments: 
     assert (done.returncode, "--array: " in done.stderr, fact in done.stderr) == (2, True, True)
 
 
-NO_CONTROLLER = "Unable to contact slurm controller (connect failure)"
 ON_LOGIN = SlurmOptions(login="hpc", workdir="/p", runs="/r")
 SCRIPT = replace(PLAN, job=replace(PLAN.job, command=("train.py",)))
 
@@ -178,13 +179,6 @@ def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested: Outp
         perform(SlurmTarget(DEFAULTS).submit(PLAN, attached=True), ANSWERS | {"--test-only": tested}, asked)
     assert (cause in raised.value.message, "'login'" in raised.value.hint) == (True, True)
     assert [command for command in asked if not command.probe] == []
-
-
-def test_a_controller_that_goes_down_between_two_commands_is_named() -> None:
-    failed = Output(returncode=1, stderr=f"sbatch: error: Batch job submission failed: {NO_CONTROLLER}\n")
-    with pytest.raises(UnavailableError) as raised:
-        submit({"--parsable": failed})
-    assert NO_CONTROLLER in raised.value.message
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,7 @@ def test_logs_ask_the_node_of_a_rank() -> None:
         perform(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), {"": Output(returncode=66)})
 
 
-def test_stop_asks_every_host() -> None:
+def test_stop_asks_every_host_and_names_one_that_does_not_answer() -> None:
     answers = {"": by_host(*(Output(returncode=0, stdout=f'{{"alive": {alive}}}\n') for alive in ("false", "true")))}
     asked, gone = perform(SshTarget(OPTIONS).stop(RUN, signal="TERM"), answers)
     assert not gone
@@ -333,13 +333,9 @@ def test_stop_asks_every_host() -> None:
         '&& [ -n "$ids" ] && [ $n -lt 10 ]; do sleep 0.2; n=$((n + 1)); done\n'
         """if [ -z "$ids" ]; then echo '{"alive": false}'; else echo '{"alive": true}'; fi\n"""
     )
-    asked, _ = perform(SshTarget(OPTIONS).stop(RUN, signal="INT", wait=False), answers)
-    assert "docker kill --signal INT $ids " in str(asked[0].stdin)
-    asked, _ = perform(SshTarget(BARE).stop(RUN, signal="INT", wait=False), answers)
-    assert " ddprun.nodectl signal --signal INT --wait 0 " in str(asked[0].stdin)
-
-
-def test_a_host_that_does_not_answer_to_stop_is_named() -> None:
+    for options, part in ((OPTIONS, "docker kill --signal INT $ids "), (BARE, "nodectl signal --signal INT --wait 0 ")):
+        asked, _ = perform(SshTarget(options).stop(RUN, signal="INT", wait=False), answers)
+        assert part in str(asked[0].stdin)
     answers = {"": by_host(Output(returncode=0, stdout='{"alive": false}\n'), GONE)}
     with pytest.raises(UnavailableError) as error:
         perform(SshTarget(BARE).stop(RUN, signal="KILL"), answers)
@@ -361,23 +357,17 @@ def test_execute_goes_into_the_container() -> None:
     assert (command.argv, command.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    (tmp_path / ".ssh" / "conf.d").mkdir(parents=True)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
-    ("text", "cause"), [("Include {home}/.ssh/config\n", "recursive"), ("Bogus x\n", "line 1: .*bogus")]
-)
-def test_a_wrong_configuration_is_refused_with_openssh_s_own_error(home: Path, text: str, cause: str) -> None:
-    (home / ".ssh/config").write_text(text.format(home=home))
-    with pytest.raises(ConfigError, match=f"~/.ssh/config: .*{cause}"):
-        read_settings(Host(address="box"), home)
-
-
-def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(home))
-    with pytest.raises(ConfigError, match="OpenSSH"):
-        read_settings(Host(address="box"), home)
+    ("text", "cause"),
+    [("Include {home}/.ssh/config\n", "~/.ssh/config: .*recursive"), ("Bogus x\n", "~/.ssh/config: .*line 1: .*bogus"),
+     (None, "OpenSSH")],
+    ids=["recursive", "unknown", "no OpenSSH"],
+)  # fmt: skip
+def test_a_wrong_configuration_is_refused_with_openssh_s_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, cause: str
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    monkeypatch.setenv("PATH", "/usr/bin:/bin" if text else str(tmp_path))
+    (tmp_path / ".ssh/config").write_text((text or "").format(home=tmp_path))
+    with pytest.raises(ConfigError, match=cause):
+        read_settings(Host(address="box"), tmp_path)

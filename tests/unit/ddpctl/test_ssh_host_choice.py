@@ -41,11 +41,6 @@ def chosen(plan: Plan, options: SshOptions = OPTIONS, **answers: Output) -> tupl
         return stop.value, asked
 
 
-def test_the_first_hosts_and_no_spare_is_asked() -> None:
-    choice, asked = chosen(PLAN)
-    assert (choice.numbers, choice.notes, asked) == ((0, 1), (), ["box1", "box2"])
-
-
 def test_spares_get_hosts_as_nodes_do_and_a_launch_without_them_is_refused() -> None:
     plan = replace(PLAN, job=replace(PLAN.job, spares=1))
     choice, _ = chosen(plan, box2=DEAD)
@@ -66,13 +61,14 @@ def test_hosts_with_their_own_numbers_of_gpus_keep_their_order() -> None:
         chosen(elastic, **has | {"box1": DEAD, "box4": DEAD})
 
 
-def test_a_dead_host_is_passed_over() -> None:
+def test_the_first_hosts_are_taken_and_a_dead_or_excluded_one_is_passed_over() -> None:
+    choice, asked = chosen(PLAN)
+    assert (choice.numbers, choice.notes, asked) == ((0, 1), (), ["box1", "box2"]), "no spare is asked"
     choice, asked = chosen(PLAN, box2=DEAD)
     assert (choice.numbers, asked) == ((0, 2), ["box1", "box2", "box3", "box4"])
     (note,) = choice.notes
     assert ("box2" in note, "no route to host" in note) == (True, True)
-    choice, _ = chosen(PLAN, replace(OPTIONS, exclude=("box1", "box3")))
-    assert choice.numbers == (1, 3)
+    assert chosen(PLAN, replace(OPTIONS, exclude=("box1", "box3")))[0].numbers == (1, 3)
 
 
 AGAIN = replace(PLAN, name="night-2", folder="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
