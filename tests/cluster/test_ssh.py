@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import exact
 import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
-from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
+from tests.cluster.ssh_lab import ROOT_MISSING
 from tests.e2e.driver import PACED, SCRIPTS, check_interrupted, wait_until
 
 from ddpwire.run_files import CHECKPOINTS, COPY
@@ -99,63 +99,6 @@ def test_life_of_a_run_that_trains_as_one_machine_does(lab: Lab) -> None:
     assert lab.ddpctl("rm", "night", "more").returncode == 0
     assert not [path for each in lab.boxes for path in each.home.glob(".ddpctl/runs/*/*")]
     assert json.loads(lab.ddpctl("ps", "--json").stdout) == []
-
-
-def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
-    """Keys refused, host keys unknown and changed, also of a jump host, hosts down: one table of nine hosts."""
-    first, second = lab.boxes[:2]
-    stranger, impostor = "10.77.1.1", "10.77.1.2"
-    lab.machines[0].ip("addr", "add", f"{stranger}/16", "dev", "eth0")
-    lab.machines[0].ip("addr", "add", f"{impostor}/16", "dev", "eth0")
-    lab.laptop.ip("addr", "add", "10.77.1.10/16", "dev", "eth0")
-    other = make_key(lab.folder / "other_key")
-    (lab.person.home / ".ssh/config").write_text(f"Host inner\n  HostName {first.address}\n  ProxyJump {stranger}\n")
-    with contextlib.ExitStack() as stack:
-        boxes = [
-            stack.enter_context(
-                box(lab.folder / name, lab.person, address=address, machine=lab.machines[0], trusted=False)
-            )
-            for name, address in (("stranger", stranger), ("impostor", impostor))
-        ]
-        lab.person.trusts(impostor, other)
-        unknown, changed = (fingerprint(each.host_key) for each in boxes)
-        lab.write(
-            hosts=f"[{first.address}, {second.address}, nobody@{second.address}:22, {stranger}, inner, {impostor}, "
-            f"10.77.0.99, {lab.laptop.address}, no-such-host.invalid]"
-        )
-        refused = lab.ddpctl("launch", "--nodes", "9", "--name", "night")
-    assert refused.returncode == 69, refused.stderr
-    _, *rows = refused.stderr.splitlines()
-    assert [(row.split()[0], row.split()[1], row.endswith("not ready")) for row in rows[1:10]] == [
-        (first.address, "yes", False),
-        (second.address, "yes", False),
-        (second.address, "no", True),
-        (stranger, "no", True),
-        ("inner", "no", True),
-        (impostor, "no", True),
-        ("10.77.0.99", "no", True),
-        (lab.laptop.address, "no", True),
-        ("no-such-host.invalid", "no", True),
-    ]
-    reasons = dict(row.split(": ", 1) for row in rows[10:])
-    assert f"ssh-copy-id -p 22 nobody@{second.address}" in reasons[second.address]
-    assert unknown in reasons[stranger]
-    assert "known_hosts" in reasons[stranger]
-    assert (stranger in reasons["inner"], unknown in reasons["inner"]) == (True, True)
-    assert fingerprint(other) in reasons[impostor]
-    assert changed in reasons[impostor]
-    assert f"ssh-keygen -R {impostor}" in reasons[impostor]
-    assert "no route to host" in reasons["10.77.0.99"]
-    assert "connection refused" in reasons[lab.laptop.address]
-    assert "does not resolve" in reasons["no-such-host.invalid"]
-
-    (lab.person.home / ".ssh/config").write_text(f"Host again\n  HostName {first.address}\n")
-    lab.write(hosts=f"[{first.address}, again, {second.address}]")
-    refused = lab.ddpctl("launch", "--name", "night", "--nodes", "3")
-    assert refused.returncode == 78, refused.stderr
-    assert refused.stderr.splitlines()[-1].startswith(f"again: again and {first.address} are the same machine")
-    assert not list(lab.folder.glob("*/home/.ddpctl"))
-    assert not (lab.folder / "runs/night").exists()
 
 
 def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab) -> None:

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fin
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import ConfigError
 from ddpctl.execution.executor import Executor
-from ddpctl.execution.remote import PROBE_S
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.project import sync
@@ -91,17 +89,6 @@ def test_each_command_gets_its_own_output_exit_code_and_timeout(lab: Lab, capfd:
     assert said.err == "e\ne\ne\n"
 
 
-def test_commands_wait_for_a_session_of_an_sshd_that_allows_one_at_a_time(lab: Lab) -> None:
-    """A command that is silent for so long that its host is checked is not lost, although the check gets no session."""
-    here = lab.boxes[0]
-    with (here.folder / "sshd_config").open("a") as config:
-        config.write("MaxSessions 1\n")
-    here.start()
-    scripts = [f"sleep {PROBE_S + 0.5 if n == 0 else 0}; echo {n}" for n in range(6)]
-    outputs = lab.run(*(Command(argv=("/bin/sh",), stdin=text, host=lab.host()) for text in scripts))
-    assert outputs == tuple(Output(returncode=0, stdout=f"{n}\n") for n in range(6))
-
-
 def test_a_bar_and_a_prompt_of_a_lone_node_come_at_once(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
     folder = lab.boxes[0].home / ".ddpctl/runs/night/node-0"
     folder.mkdir(parents=True)
@@ -150,19 +137,6 @@ def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
 
     lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
     assert "inner -> gate -> inner" in lab.run(ask)[0].stderr
-
-
-def test_server_that_is_slow_to_agree_on_keys_is_not_taken_for_another_program(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ddpctl.execution.ssh.CONNECT_S", 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        address, port = server.getsockname()
-        asked = pool.submit(lab.run, Command(argv=("true",), host=Host(address=address, port=port)))
-        with server.accept()[0] as connection:
-            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-            (slow,) = asked.result()
-    assert (slow.returncode, " 1 s" in slow.stderr) == (255, True), slow.stderr
 
 
 def test_a_lost_connection_is_made_anew(lab: Lab) -> None:

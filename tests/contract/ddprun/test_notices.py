@@ -82,15 +82,6 @@ def test_a_pending_notice_delays_no_outcome(runs):
     node.process.kill()
 
 
-def test_a_notice_stays_unknown_if_ddprun_is_killed_while_it_is_sent(runs, tmp_path):
-    node = runs.start("act.py", "all=0", options=("--notify", f"touch {tmp_path}/begun; sleep 600"))
-    runs.until((tmp_path / "begun").exists)
-    node.process.kill()
-    node.process.wait()
-    assert notices(node) == [("succeeded", 1, "sending")]
-    runs.until(lambda: runs.remaining() == [])
-
-
 @pytest.fixture
 def hook():
     """A web server that keeps the messages posted to it, as (path, message)."""

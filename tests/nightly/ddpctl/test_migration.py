@@ -6,6 +6,8 @@ import pytest
 from tests.unit.ddpctl import test_migration
 from tests.unit.ddpctl.test_migration import migrated, statuses
 
+from ddpctl.migration.shell import Variables, statements
+
 
 def test_a_trainjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
     text = """\
@@ -212,3 +214,33 @@ def test_options_become_flags(command, flags, env, program):
 )
 def test_an_option_without_a_counterpart_is_refused_by_name(command, fact):
     test_migration.test_an_option_without_a_counterpart_is_refused_by_name(command, fact)
+
+
+def test_a_shell_script_is_split_into_its_commands() -> None:
+    script = "a 'b c' && d | e # f\nfor x in 1 2; do\n  g $x >out\ndone\nh() { i; }\nj=(1 2)\nk \\\n  l"
+    assert [(one.line, one.words, one.after, one.redirects, one.inside) for one in statements(script) if one.words] == [
+        (1, ("a", "'b c'"), "", False, False),
+        (1, ("d",), "&&", False, False),
+        (1, ("e",), "|", False, False),
+        (2, ("for", "x", "in", "1", "2"), "", False, True),
+        (3, ("g", "$x"), "", True, True),
+        (5, ("h",), "", False, False),
+        (5, ("i",), "", False, True),
+        (6, ("j=(1 2)",), "", False, False),
+        (7, ("k", "l"), "", False, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "fields"),
+    [
+        ("$A", ["1", "2"]), ('"$A"', ["1 2"]), ("'$A'", ["$A"]), ("x${B}y", ["x3y"]), ("$C", ["$C"]),
+        ("$(pwd)", ["$(pwd)"]),
+        ("${C:-4}", ["4"]),
+        ("${D:-4}", ["${D:-4}"]), ("$((B * 2))", ["6"]), ("$((B % 2))", ["$((B % 2))"]), ('""', [""]),
+        ("$E", []), ('"${L[@]}"', ["p q", "r"]), (r"\$B", ["$B"]), ('"$(f "$B")"', ['$(f "$B")']),
+    ],
+)  # fmt: skip
+def test_a_word_is_expanded_as_far_as_it_is_known(word: str, fields: list[str]) -> None:
+    variables = Variables({"A": "1 2", "B": "3", "E": "", "L": ["p q", "r"]}, {"D"})
+    assert variables.expand(word) == fields

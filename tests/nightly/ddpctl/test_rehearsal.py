@@ -1,11 +1,16 @@
 """Variations of a sound script that a rehearsal must not accuse."""
 
+from collections.abc import Callable
+
+import pytest
 from tests.unit.ddpctl.test_rehearsal import (
     AT,
     BATCHES,
+    STEPS,
     WORLD,
     different_weights,
     each,
+    leaves,
     ranks,
     run,
     same_samples,
@@ -74,3 +79,36 @@ def test_a_loss_that_is_not_a_number_is_named() -> None:
     runs = sound()
     runs["plain", ""]["processes"][0]["step"][2]["loss"] = float("nan")
     assert verdicts(runs)["repeatable"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [lambda rank, *_: rank, lambda rank, epoch, place: 40 * (place * WORLD + rank) + epoch],
+    ids=["a sampler with replacement", "a part of the data set"],
+)
+def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[[int, int, int], int]) -> None:
+    runs = sound()
+    with_batches(samples)(runs)
+    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok") | {"samples": "unknown"}
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0, "ok"), (1, "fault"), (100, "unknown")])
+def test_without_numbers_of_samples_the_inputs_of_the_model_are_compared(shift: int, verdict: str) -> None:
+    runs = sound()
+    for rank in (rank for facts in runs.values() for rank in facts["processes"]):
+        rank["loader"] = []
+    each(runs, "step", lambda step: step.update(input=f"x{int(step['input'][1:]) - shift}"), ("resume", "term"))
+    assert verdicts(runs)["resume-data"] == verdict
+
+
+def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
+    runs = sound()
+    for rank in runs["plain", ""]["processes"]:
+        rank.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=rank["epoch"][:1])
+    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order"}
+    leaves(runs, "term")
+    assert verdicts(runs)["left"] == "fault"
+    for name in ("term", "usr1", "int"):
+        for rank in runs[name, ""]["processes"]:
+            rank["end"] = []
+    assert verdicts(runs)["left"] == "unknown"

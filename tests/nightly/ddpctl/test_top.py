@@ -9,6 +9,7 @@ from tests.unit.ddpctl.test_top import FAST, TRAINING, node, screen_lines, snaps
 from ddpctl.commands.top import document
 from ddpctl.commands.top_screen import duration, line, meter, shares, sparkline
 from ddpctl.execution.node_probe import ProbeResult
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.text import number
 from ddpctl.watch.history import History
 from ddpctl.watch.snapshot import (
@@ -231,3 +232,9 @@ def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
     assert values["throughput"] == [{"time": 2.0, "value": 10.0}]
     assert values["losses"] == [{"time": 3.0, "value": 0.5}]
     assert "moments" not in values
+
+
+def test_what_a_run_says_moves_no_cursor() -> None:
+    view = empty_snapshot(RunStatus(run="night", state="lost", message="\x1b[2Jgone"), 0)
+    assert screen_lines(view, 80)[1] == "\\x1b[2Jgone"
+    assert line(view) == "night  lost: \\x1b[2Jgone"

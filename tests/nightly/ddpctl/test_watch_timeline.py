@@ -205,3 +205,13 @@ def test_a_run_that_left_no_events() -> None:
     first, second = lines(timeline([], (), status), 80, plain=True)
     assert [fact in first for fact in ("lost", "exit code 137", "it was killed")] == [True] * 3
     assert second
+
+
+def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
+    failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
+    status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
+    spans = (Span(phase="training", begin=100, end=200),)
+    drawn_in = {plain: lines(timeline([failed], spans, status), 60, plain=plain)[-1] for plain in (True, False)}
+    assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
+    for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
+        assert line.isprintable()

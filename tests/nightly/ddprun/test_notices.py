@@ -18,3 +18,12 @@ def test_of_an_endless_output_the_log_has_the_beginning(runs):
     assert node.end() == 0
     assert notices(node) == [("succeeded", 1, "sent")]
     assert 0 < sum("notify: y" in line for line in node.stderr.read_text().splitlines()) <= 20
+
+
+def test_a_notice_stays_unknown_if_ddprun_is_killed_while_it_is_sent(runs, tmp_path):
+    node = runs.start("act.py", "all=0", options=("--notify", f"touch {tmp_path}/begun; sleep 600"))
+    runs.until((tmp_path / "begun").exists)
+    node.process.kill()
+    node.process.wait()
+    assert notices(node) == [("succeeded", 1, "sending")]
+    runs.until(lambda: runs.remaining() == [])

@@ -109,3 +109,10 @@ def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> Non
             if one.own_B is not None and one.others_B is not None:
                 assert torch.equal(one.own_B, other.own_B)
                 assert torch.equal(one.others_B, other.others_B)
+
+
+def test_a_reflected_border_is_torchs() -> None:
+    images = torch.randint(0, 256, (3, 6, 6, 2), dtype=torch.uint8)
+    padded = lay_out(images, crop_px=6, shift_px=2, mirrored=True, reflect=True).squares_MHWC
+    both = torch.cat([images, images.flip(2)]).permute(0, 3, 1, 2).float()
+    assert torch.equal(padded, functional.pad(both, (2, 2, 2, 2), "reflect").permute(0, 2, 3, 1).byte())

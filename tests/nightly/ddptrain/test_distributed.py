@@ -210,3 +210,18 @@ def test_tensors_with_strides_are_exchanged(text: str, tmp_path: Path) -> None:
     words = [["-c", text, str(rank), str(tmp_path / "store")] for rank in (0, 1)]
     ranks = [forks.start(command, env=os.environ, stderr=subprocess.PIPE) for command in words]
     assert [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks] == [(b"", 0)] * 2
+
+
+def test_ranks_that_only_evaluate_have_the_mean_of_their_weights(train: Train, tmp_path: Path) -> None:
+    options = (
+        *("--data=synthetic", "--synthetic-samples=96", "--synthetic-shape=1x16x16", "--batch-size=16", "--lr=0.1"),
+        *("--model=convnet", "--deterministic", "--checkpoint-every=3", "--keep=0", "--allow-changed-config"),
+    )
+    train(*options, "--communication=localsgd:4", "--epochs=1", size=2)
+    for path in (tmp_path / "checkpoints").glob("step-00000006.*"):
+        path.unlink()
+    evaluated = [
+        train(*options, f"--communication={way}", "--epochs=0", size=2)[0].out.splitlines()[-2:]
+        for way in ("localsgd:4", "plain")
+    ]
+    assert evaluated[0] == evaluated[1]

@@ -10,7 +10,7 @@ import pytest
 from tests.messages import assert_names
 from tests.unit.ddptrain.test_straggler import reports
 
-from ddptrain.straggler import StragglerPolicy
+from ddptrain.straggler import COMPARISON_S, LASTING_S, StragglerPolicy
 from ddpwire.events import read_events
 
 HOST = socket.gethostname()
@@ -77,3 +77,13 @@ def test_no_more_false_reports_than_stated_by_chance_alone() -> None:
     policy = StragglerPolicy(2)
     comparisons = (tuple(0.3 if chance.random() < 0.1 else 0.1 for _ in range(2)) for _ in range(50_000))
     assert sum(1 for events in reports(policy, *comparisons) for event in events if event.ratio) <= 3
+
+
+def test_short_steps_are_joined_and_one_fast_step_clears_a_rank() -> None:
+    policy = StragglerPolicy(2)
+    slow = [policy.update((0.01, 0.03), seconds=0.1) for _ in range(80)]
+    (named,) = (number for number, events in enumerate(slow) if events)
+    assert LASTING_S / 0.1 - 1 <= named <= (LASTING_S + 2 * COMPARISON_S) / 0.1
+    policy = StragglerPolicy(2)
+    own_s = [(0.01, 0.01 if number % 5 == 0 else 0.03) for number in range(200)]
+    assert not any(policy.update(one, seconds=0.1) for one in own_s)

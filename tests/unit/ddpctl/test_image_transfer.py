@@ -13,10 +13,9 @@ from tests.in_process import ddpctl
 from tests.messages import assert_names, refused
 from tests.unit.ddpctl.answers import only, perform
 
-from ddpctl.command import Command, FilePart, Host, Output, Transfer
+from ddpctl.command import Command, Host, Output
 from ddpctl.commands.image import parse_host
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
-from ddpctl.execution.transfers import pump
 from ddpctl.files.images import Image, difference, read_inspect
 from ddpctl.files.pull import Place, finish, pull_places, survey
 from ddpctl.operations import image_transfer
@@ -136,29 +135,6 @@ def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:
     assert done.stdout == "DOCKER_BUILDKIT=1 docker build --file Dockerfile --tag me/train:1 --build-arg 'A=b c' .\n"
     done = ddpctl("image", "push", "--dry-run", "--engine", "podman", cwd=tmp_path)
     assert done.stdout == "podman push me/train:1\n"
-
-
-def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
-    (tmp_path / "b").write_bytes(b"0123456789")
-    parts = (
-        FilePart(path=str(tmp_path / "new/a"), start=0, length=3),
-        FilePart(path=str(tmp_path / "empty"), start=0, length=0),
-        FilePart(path=str(tmp_path / "b"), start=4, length=5),
-    )
-    read, write = os.pipe()
-    os.write(write, b"abcDEFGHlost")
-    os.close(write)
-    progress: list[tuple[int, int]] = []
-    with os.fdopen(read, "rb") as pipe, (tmp_path / "b").open("rb") as stdin:
-        pump(
-            Transfer(num_bytes=8, num_files=3, writes=parts),
-            stdin.fileno(),
-            pipe.fileno(),
-            5.0,
-            lambda *n: progress.append(n),
-        )
-    assert [(tmp_path / name).read_bytes() for name in ("new/a", "empty", "b")] == [b"abc", b"", b"0123DEFGH"]
-    assert progress[-1] == (8, 3)
 
 
 def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:

@@ -177,13 +177,6 @@ def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_
     assert (run, nodes[1]) == (RUN, {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"})
 
 
-def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:
-    path = "/state/digits-otter/node-1/node.log"
-    asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {"ls ": Output(returncode=2, stdout=f"{path}\n")})
-    assert asked[-1].argv[-2:] == ("5", path)
-    assert asked[-1].mode == "stream"
-
-
 def test_a_stop_without_the_right_names_the_role_and_a_resume_of_what_is_gone_names_the_launch() -> None:
     with refused(ConfigError, "k8s/rbac.yaml"):
         perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})

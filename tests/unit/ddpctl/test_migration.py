@@ -13,7 +13,6 @@ from ddpctl.errors import UsageError
 from ddpctl.job.other_launchers import translate
 from ddpctl.migration.formats import migrate
 from ddpctl.migration.settings import Migration
-from ddpctl.migration.shell import Variables, statements
 from ddpwire.exits import Exit
 
 SBATCH = """\
@@ -254,36 +253,6 @@ def test_a_file_without_a_script_says_that_nothing_is_launched(tmp_path: Path) -
     done = in_process("init", "--from", "hosts", cwd=tmp_path)
     assert done.returncode == 0
     assert_names(done.stderr, "command")
-
-
-def test_a_shell_script_is_split_into_its_commands() -> None:
-    script = "a 'b c' && d | e # f\nfor x in 1 2; do\n  g $x >out\ndone\nh() { i; }\nj=(1 2)\nk \\\n  l"
-    assert [(one.line, one.words, one.after, one.redirects, one.inside) for one in statements(script) if one.words] == [
-        (1, ("a", "'b c'"), "", False, False),
-        (1, ("d",), "&&", False, False),
-        (1, ("e",), "|", False, False),
-        (2, ("for", "x", "in", "1", "2"), "", False, True),
-        (3, ("g", "$x"), "", True, True),
-        (5, ("h",), "", False, False),
-        (5, ("i",), "", False, True),
-        (6, ("j=(1 2)",), "", False, False),
-        (7, ("k", "l"), "", False, False),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("word", "fields"),
-    [
-        ("$A", ["1", "2"]), ('"$A"', ["1 2"]), ("'$A'", ["$A"]), ("x${B}y", ["x3y"]), ("$C", ["$C"]),
-        ("$(pwd)", ["$(pwd)"]),
-        ("${C:-4}", ["4"]),
-        ("${D:-4}", ["${D:-4}"]), ("$((B * 2))", ["6"]), ("$((B % 2))", ["$((B % 2))"]), ('""', [""]),
-        ("$E", []), ('"${L[@]}"', ["p q", "r"]), (r"\$B", ["$B"]), ('"$(f "$B")"', ['$(f "$B")']),
-    ],
-)  # fmt: skip
-def test_a_word_is_expanded_as_far_as_it_is_known(word: str, fields: list[str]) -> None:
-    variables = Variables({"A": "1 2", "B": "3", "E": "", "L": ["p q", "r"]}, {"D"})
-    assert variables.expand(word) == fields
 
 
 # The command, and the flags, the variables and the program that it becomes.

@@ -279,26 +279,6 @@ def test_a_fault_is_named_and_no_other(name: str) -> None:
     assert all(bool(row.mend) == (row.verdict == "fault") for row in rows.values())
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [lambda rank, *_: rank, lambda rank, epoch, place: 40 * (place * WORLD + rank) + epoch],
-    ids=["a sampler with replacement", "a part of the data set"],
-)
-def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[[int, int, int], int]) -> None:
-    runs = sound()
-    with_batches(samples)(runs)
-    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok") | {"samples": "unknown"}
-
-
-@pytest.mark.parametrize(("shift", "verdict"), [(0, "ok"), (1, "fault"), (100, "unknown")])
-def test_without_numbers_of_samples_the_inputs_of_the_model_are_compared(shift: int, verdict: str) -> None:
-    runs = sound()
-    for rank in (rank for facts in runs.values() for rank in facts["processes"]):
-        rank["loader"] = []
-    each(runs, "step", lambda step: step.update(input=f"x{int(step['input'][1:]) - shift}"), ("resume", "term"))
-    assert verdicts(runs)["resume-data"] == verdict
-
-
 @pytest.mark.parametrize(("step", "time"), [(BATCHES, BATCHES + 0.5), (2, 2.5)], ids=["after an epoch", "in a step"])
 def test_an_evaluation_between_a_batch_and_its_step_is_no_training(step: int, time: float) -> None:
     """Its samples may be the same on all ranks."""
@@ -372,19 +352,6 @@ def test_rows_of_scenarios_that_were_not_run_are_left_out_and_unknown_in_an_inte
     facts = [{"scenario": a, "after": b, **run} for (a, b), run in runs.items()]
     answers = {row.id: row.verdict for row in judge(facts, ["int", "raise"])}
     assert (answers["save-int"], answers["raise"], answers.get("slow")) == ("ok", "unknown", None)
-
-
-def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
-    runs = sound()
-    for rank in runs["plain", ""]["processes"]:
-        rank.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=rank["epoch"][:1])
-    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order"}
-    leaves(runs, "term")
-    assert verdicts(runs)["left"] == "fault"
-    for name in ("term", "usr1", "int"):
-        for rank in runs[name, ""]["processes"]:
-            rank["end"] = []
-    assert verdicts(runs)["left"] == "unknown"
 
 
 def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None:

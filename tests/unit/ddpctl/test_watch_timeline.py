@@ -7,7 +7,6 @@ from types import MappingProxyType
 import pytest
 from tests.unit.ddpctl.records import run_of
 
-from ddpctl.commands.timeline import lines
 from ddpctl.job.spec import JobSpec
 from ddpctl.report.html import configuration_table, render_page
 from ddpctl.runs.run_status import RunStatus, State
@@ -110,16 +109,6 @@ def timeline(events: list[Event], spans: tuple[Span, ...], status: RunStatus) ->
     run = run_of(created=100, target="local", folder="/s/night")
     known = {"events": tuple(events), "history": NOBODY, "environments": MappingProxyType({})}
     return Timeline(run=run, status=status, now=200, spans=spans, **known)
-
-
-def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
-    failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
-    status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
-    spans = (Span(phase="training", begin=100, end=200),)
-    drawn_in = {plain: lines(timeline([failed], spans, status), 60, plain=plain)[-1] for plain in (True, False)}
-    assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
-    for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
-        assert line.isprintable()
 
 
 ROWS = {

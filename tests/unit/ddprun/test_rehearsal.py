@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.messages import assert_names
 
-from ddprun.ranks.observer import _number, _values
 from ddprun.rehearsal import OF_A_RUN, middle_step, new_files, project_files, read_facts
 
 
@@ -55,12 +54,6 @@ def test_a_temporary_file_that_existed_before_is_not_removed() -> None:
 def test_a_process_that_was_killed_before_its_first_fact_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "0.7").write_text("")
     assert read_facts(tmp_path) == []
-
-
-def test_indices_and_states_of_any_kind_are_observed() -> None:
-    assert _number((0, 3)) < 0
-    assert (_number(True), _number(7), _number((0, 3)) == _number((0, 3)) != _number((3, 0))) == (1, 7, True)
-    assert (_values({"b": 2, "a": 1}), _values(3)) == ([1, 2], [3])
 
 
 HANDLERS = """

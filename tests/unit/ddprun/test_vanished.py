@@ -4,8 +4,6 @@ import contextlib
 import gc
 import json
 import socket
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -170,26 +168,6 @@ def test_a_report_waits_while_another_call_of_the_store_takes_long():
     own.node_0_lost = True  # its threads end
     assert decision is not None
     assert decision.outcome.code == 0
-
-
-CLOSE = """
-import os, resource, sys
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-from ddprun.system.processes import close_descriptors
-kept, other = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
-close_descriptors(kept)
-os.fstat(kept)
-try:
-    os.fstat(other)
-except OSError:
-    print("closed")
-"""
-
-
-def test_closing_descriptors_does_not_count_to_the_limit() -> None:
-    done = subprocess.run([sys.executable, "-c", CLOSE], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "closed\n", done.stderr
 
 
 def num_descriptors() -> int:

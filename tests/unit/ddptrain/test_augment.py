@@ -39,13 +39,6 @@ def test_shifts_are_crops_of_the_padded_image_and_all_of_them_occur() -> None:
     assert {tuple(one.flatten().tolist()) for one in shifted} == crops
 
 
-def test_a_reflected_border_is_torchs() -> None:
-    images = torch.randint(0, 256, (3, 6, 6, 2), dtype=torch.uint8)
-    padded = lay_out(images, crop_px=6, shift_px=2, mirrored=True, reflect=True).squares_MHWC
-    both = torch.cat([images, images.flip(2)]).permute(0, 3, 1, 2).float()
-    assert torch.equal(padded, functional.pad(both, (2, 2, 2, 2), "reflect").permute(0, 2, 3, 1).byte())
-
-
 def test_alternate_flip_mirrors_each_image_in_every_second_epoch() -> None:
     plain, given = state("--flip", "--no-augment"), state("--alternate-flip")
     index = torch.arange(64)

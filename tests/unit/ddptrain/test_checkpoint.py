@@ -158,36 +158,6 @@ def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
     assert CheckpointDirectory(tmp_path).checkpoints() == []
 
 
-def can_be_taken(folder: Path) -> bool:
-    """Whether another process gets the lock; a fork, for it is there at once."""
-    child = os.fork()
-    if child == 0:
-        try:
-            CheckpointDirectory(folder)
-        except TrainError:
-            os._exit(1)
-        except BaseException:
-            os._exit(2)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 1)
-    return code == 0
-
-
-@pytest.fixture
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.0)
-
-
-@pytest.mark.usefixtures("no_wait")
-def test_a_lock_outlives_another_descriptor_of_its_file(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path)
-    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} ")
-    assert not can_be_taken(tmp_path)
-    del directory
-    assert can_be_taken(tmp_path)
-
-
 def no_open_file_locks(*_: object) -> None:
     raise OSError(errno.EINVAL, "Invalid argument")
 

@@ -1,6 +1,5 @@
 import copy
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -74,38 +73,6 @@ def small_model(memory_format: torch.memory_format = torch.contiguous_format) ->
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 10))
     return model.to(memory_format=memory_format)  # type: ignore[call-overload,no-any-return]
-
-
-def gradients(model: nn.Module, scale: float = 1.0) -> None:
-    loss = scale * model(torch.randn(4, 3, 8, 8)).square().sum()
-    model.zero_grad()
-    loss.backward()
-
-
-@pytest.fixture
-def filled_with_nan() -> Iterator[None]:
-    """Memory that is not initialised holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def test_an_overflow_in_the_first_step_leaves_the_moments_at_0(filled_with_nan: None) -> None:
-    model = small_model()
-    before = copy.deepcopy(model)
-    optimizer, scaler = build_optimizer(model, dataclasses.replace(HOW, name="sgd")), torch.amp.GradScaler("cpu")
-    for scale in (float("inf"), 1.0):
-        gradients(model, scale * float(scaler.scale(torch.ones(()))))
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        if scale != 1.0:
-            moments = [state["momentum_buffer"] for state in optimizer.state.values()]
-            assert all(torch.equal(one, torch.zeros_like(one)) for one in moments)
-            assert all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
-    assert all(bool(one.isfinite().all()) for one in model.parameters())
-    assert not torch.equal(next(model.parameters()), next(before.parameters()))
 
 
 def muon_model() -> tuple[nn.Module, Muon]:
