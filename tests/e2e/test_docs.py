@@ -101,28 +101,14 @@ def test_hosts_lists_each_host_that_does_not_answer(line: str, tmp_path: Path) -
     assert [host for host in ("no-such-box1.invalid", "no-such-box2.invalid") if host not in done.stdout] == []
 
 
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])
-def test_a_command_about_images_is_a_dry_run(line: str, tmp_path: Path) -> None:
-    """Built and pushed as dry runs; what needs an engine or a host is parsed."""
-    words = shlex.split(line)[1:]
-    (tmp_path / "Dockerfile").write_text("")
-    done = in_process(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl monitor ")])
-def test_a_command_about_monitoring_parses(line: str, tmp_path: Path) -> None:
-    """The configuration is written; what needs Docker or a Prometheus is parsed (tests/cluster has them)."""
-    words = shlex.split(line)[1:]
-    done = in_process(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in CHECKS])
-def test_a_check_parses(line: str, tmp_path: Path) -> None:
-    """The drawings are drawn; a check is parsed (test_checks.py runs it)."""
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in ("image", "monitor", *CHECKS)])
+def test_a_command_that_needs_an_engine_a_host_or_nodes_is_a_dry_run_or_parses(line: str, tmp_path: Path) -> None:
+    """Images are built and pushed as dry runs, and drawings are drawn. tests/cluster and test_checks.py run the rest."""
     verb, *arguments = shlex.split(line)[1:]
-    done = in_process(verb, *([] if "--show" in arguments else ["--help"]), *arguments, cwd=tmp_path)
+    (tmp_path / "Dockerfile").write_text("")
+    inner = [] if verb in CHECKS else [arguments.pop(0)]
+    flags = {"build": ["--dry-run"], "push": ["--dry-run"], "config": []}.get("".join(inner), ["--help"])
+    done = in_process(verb, *inner, *([] if "--show" in arguments else flags), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -151,25 +137,19 @@ def test_ddprun_has_the_flags_of_the_shown_commands() -> None:
     assert {flag for flag in flags if flag.startswith("-")} <= known
 
 
-def test_every_file_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
+def test_every_file_of_the_readme_and_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
     write_scripts(tmp_path)
     files = [text for language, text in fences(ROOT / "docs/slurm.md") if language == "yaml"]
+    (readme,) = [block for language, block in fences(ROOT / "README.md") if language == "yaml"]
     assert len(files) == 2
-    for text in files:
+    for text, target in (*((text, "hpc") for text in files), (readme, "hpc"), (readme, "cluster")):
         (tmp_path / "ddpctl.yaml").write_text(text)
-        profile = ("--profile", "hpc") if "profiles:" in text else ()
-        done = in_process("render", "--target", "hpc", *profile, "--", "train.py", cwd=tmp_path)
+        profile = ("--profile", "hpc") if "profiles:" in text and text != readme else ()
+        words = () if text == readme else ("--", "train.py")
+        done = in_process("render", "--target", target, *profile, *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("#!/usr/bin/env bash\n")
-
-
-@pytest.mark.parametrize("target", ["hpc", "cluster"])
-def test_the_file_of_the_readme_renders(target: str, tmp_path: Path) -> None:
-    (text,) = [block for language, block in fences(ROOT / "README.md") if language == "yaml"]
-    (tmp_path / "ddpctl.yaml").write_text(text)
-    (tmp_path / "train.py").touch()
-    done = in_process("render", "--target", target, cwd=tmp_path)
-    assert (done.returncode, "2 nodes x 4 ranks of train.py" in done.stdout) == (0, True), done.stderr
+        assert text != readme or "2 nodes x 4 ranks of train.py" in done.stdout
+        assert target != "hpc" or done.stdout.startswith("#!/usr/bin/env bash\n")
 
 
 def test_no_guide_is_long() -> None:

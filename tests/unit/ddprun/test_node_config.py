@@ -192,41 +192,31 @@ def identity(environ: dict[str, str], *flags: str) -> tuple[str, dict[str, str]]
     return run_identity.make_uid(config, environ), run_identity.owner(config, environ)
 
 
-def test_the_launchers_id_is_taken_as_it_is() -> None:
-    given = {"DDP_RUN_UID": "0a1b2c3d4e5f", "DDP_USER": "ann", "DDP_PROJECT": "speech", **SLURM}
-    assert identity(given) == ("0a1b2c3d4e5f", {"user": "ann", "project": "speech"})
-
-
-def test_the_nodes_of_a_run_agree_without_having_met() -> None:
-    first, second = (identity({**HOST, "PET_NODE_RANK": rank})[0] for rank in "01")
-    assert first == second
-    assert re.fullmatch("[0-9a-f]{12}", first)
-
-
-@pytest.mark.parametrize("change", [{"PET_MASTER_PORT": "29501"}, {"PET_MASTER_ADDR": "h"}, {"DDP_RUN_ID": "day"}])
-def test_another_address_or_name_is_another_run(change: dict[str, str]) -> None:
-    node = {**HOST, "PET_NODE_RANK": "1"}
-    assert identity(node)[0] != identity({**node, **change})[0]
-
-
-def test_a_slurm_job_that_is_requeued_on_other_nodes_is_the_same_run() -> None:
-    node = {**HOST, **SLURM, "PET_NODE_RANK": "1"}
-    assert identity(node) == identity({**node, "PET_MASTER_ADDR": "10.0.0.9", "SLURM_RESTART_COUNT": "1"})
-    assert identity(node)[1] == {"user": "bob", "project": "vision"}
-    assert identity(node)[0] != identity({**node, "SLURM_JOB_ID": "4712"})[0]
+def test_the_nodes_of_a_run_agree_on_its_id_without_having_met() -> None:
+    """Another address or name is another run, and a Slurm job that is requeued on other nodes is the same one."""
+    first, node = ({**HOST, "PET_NODE_RANK": rank} for rank in "01")
+    assert identity(first)[0] == identity(node)[0]
+    assert re.fullmatch("[0-9a-f]{12}", identity(first)[0])
+    for change in ({"PET_MASTER_PORT": "29501"}, {"PET_MASTER_ADDR": "h"}, {"DDP_RUN_ID": "day"}):
+        assert identity(node)[0] != identity({**node, **change})[0]
+    job = node | SLURM
+    assert identity(job) == identity({**job, "PET_MASTER_ADDR": "10.0.0.9", "SLURM_RESTART_COUNT": "1"})
+    assert identity(job)[0] != identity({**job, "SLURM_JOB_ID": "4712"})[0]
 
 
 def test_a_single_node_is_a_new_run_at_each_start_unless_its_folder_and_name_recur() -> None:
-    assert identity({})[0] != identity({})[0]
-    assert identity({"DDP_RUN_ID": "night"})[0] != identity({"DDP_RUN_ID": "night"})[0]
-    assert identity({}, "--run-dir", "/runs/a")[0] != identity({}, "--run-dir", "/runs/a")[0]
     named = {"DDP_RUN_ID": "night"}
+    for environ, flags in (({}, ()), (named, ()), ({}, ("--run-dir", "/runs/a"))):
+        assert identity(environ, *flags)[0] != identity(environ, *flags)[0]
     assert identity(named, "--run-dir", "/runs/a")[0] == identity(named, "--run-dir", "/runs/a")[0]
     assert identity(named, "--run-dir", "/runs/a")[0] != identity(named, "--run-dir", "/runs/b")[0]
 
 
-def test_the_user_of_a_pod_is_not_known() -> None:
-    assert identity({"KUBERNETES_SERVICE_HOST": "10.96.0.1"})[1]["user"] == ""
+def test_the_id_and_the_owner_are_those_of_the_launcher_or_of_the_job() -> None:
+    given = {"DDP_RUN_UID": "0a1b2c3d4e5f", "DDP_USER": "ann", "DDP_PROJECT": "speech", **SLURM}
+    assert identity(given) == ("0a1b2c3d4e5f", {"user": "ann", "project": "speech"})
+    assert identity({**HOST, **SLURM, "PET_NODE_RANK": "1"})[1] == {"user": "bob", "project": "vision"}
+    assert identity({"KUBERNETES_SERVICE_HOST": "10.96.0.1"})[1]["user"] == "", "that of a pod is not known"
 
 
 SLURM_END = {"SLURM_JOB_END_TIME": "1893456000"}

@@ -35,10 +35,6 @@ def test_what_a_script_sets_before_torch(source, names, tmp_path):
     assert list(set_before_torch(tmp_path / "script.py", tmp_path)) == names
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    assert set_before_torch(tmp_path / "script.py", tmp_path) == ()
-
-
 TRAINS = {
     "import torch.distributed as dist\nimport numpy.linalg, os\nfrom torch import nn\ndist.barrier()\n": False,
     "import time\ntime.sleep(1)\n": False,
@@ -57,7 +53,8 @@ def test_whether_a_script_may_train(source, tmp_path):
     assert may_train(tmp_path / "script.py") is TRAINS[source]
 
 
-def test_a_pipe_is_not_read(tmp_path):
+def test_a_pipe_and_a_file_that_is_not_there_are_not_read(tmp_path):
+    assert set_before_torch(tmp_path / "script.py", tmp_path) == ()
     os.mkfifo(tmp_path / "script.py")
     assert may_train(tmp_path / "script.py")
     assert set_before_torch(tmp_path / "script.py", tmp_path) == ()

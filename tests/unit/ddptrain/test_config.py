@@ -90,16 +90,6 @@ def by_hand(*arguments: str) -> RankOptions:
     return parse_options([*arguments], {}).ranks
 
 
-def test_a_place_by_hand() -> None:
-    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
-    assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
-    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
-    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
-    assert read_rank_info(mpi) == RankInfo()
-
-
 @pytest.mark.parametrize(
     ("arguments", "environ", "missing"),
     [
@@ -139,18 +129,10 @@ def test_a_single_rank_exchanges_nothing_so_every_way_is_accepted(way: str) -> N
         check_strategy(parse_options(arguments, {}), RankInfo(size=2))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "way"),
-    [
-        ([], "plain"),
-        (["--compress=bf16"], "bf16"),
-        (["--compress=none"], "plain"),
-        (["--communication=powersgd:04"], "powersgd:4"),
-        (["--communication=auto"], "auto"),
-    ],
-)
-def test_a_way_of_communication(arguments: list[str], way: str) -> None:
-    assert parse_options(arguments, {}).ranks.communication == way
+def test_a_way_of_communication() -> None:
+    ways = {"": "plain", "--compress=bf16": "bf16", "--compress=none": "plain",
+            "--communication=powersgd:04": "powersgd:4", "--communication=auto": "auto"}  # fmt: skip
+    assert {text: parse_options(text.split(), {}).ranks.communication for text in ways} == ways
 
 
 @pytest.mark.parametrize("text", ["powersgd", "powersgd:0", "bf16:2", "diloco:", "diloco:-3", "localsgd:x", "zip", ""])
@@ -180,9 +162,6 @@ def test_precision_is_chosen_by_the_hardware() -> None:
     assert chosen("--deterministic", "--precision=bf16") == "bf16"
     with refused(TrainError, "--precision", code=78):
         chosen("--precision=fp16")
-
-
-def test_all_ranks_take_a_precision_that_each_of_them_has() -> None:
     assert lowest_precision(["bf16", "fp16", "bf16"]) == "fp16"  # an A100 and a T4
     assert lowest_precision(["bf16", "fp32"]) == "fp32"  # CPUs with and without instructions for bf16
     assert lowest_precision(["bf16", "bf16"]) == "bf16"
@@ -194,12 +173,19 @@ def test_an_option_that_needs_gpus_is_refused(option: str, capfd: pytest.Capture
     assert_names(capfd.readouterr().err, option.partition("=")[0])
 
 
-def test_a_place() -> None:
+def test_a_place_by_hand() -> None:
     assert read_rank_info({}) == RankInfo(rank=0, size=1, local_rank=0, local_world_size=1)
     assert read_rank_info(RANK) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
     node = {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert read_rank_info(node) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=2)
     assert read_rank_info({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo()
+    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
+    assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
+    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
+    assert read_rank_info(mpi) == RankInfo()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -243,17 +229,15 @@ def test_a_shown_command_is_taken(line: str) -> None:
     parse_options([word.replace("FILE.yaml", recipe_names()[0]) for word in shlex.split(line)[1:]], {})
 
 
-def test_the_docs_show_commands_and_every_recipe() -> None:
+def test_the_docs_show_commands_every_recipe_and_what_a_recipe_must_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert len(shown()) > 5
-    table = (ROOT / "docs" / "training.md").read_text()
-    assert [name for name in recipe_names() if f"`{name}`" not in table] == []
-
-
-def test_the_docs_say_what_a_recipe_must_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    assert [name for name in recipe_names() if f"`{name}`" not in page] == []
     (tmp_path / "own.yaml").write_text("options: {}\n")
     with pytest.raises(SystemExit):
         parse_options([f"--recipe={tmp_path}/own.yaml"], {})
     refused = re.findall(r"--([a-z-]+)(?=[,;])", capsys.readouterr().err)
-    page = (ROOT / "docs" / "training.md").read_text()
     documented = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]
     assert sorted(re.findall(r"`([a-z-]+)`", documented)) == sorted(refused) == ["batch-size", "epochs", "lr", "model"]

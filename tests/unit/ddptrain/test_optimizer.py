@@ -23,20 +23,16 @@ def rates(schedule: str, *, ranks: int = 1, epochs: int = 10, **how: object) -> 
     return [learning_rate(options, ranks=ranks, step=step, num_steps=2 * epochs, steps_per_epoch=2) for step in steps]
 
 
-def test_one_cycle_goes_up_for_three_tenths_and_down() -> None:
+def test_one_cycle_goes_up_for_three_tenths_and_down_and_cosine_down_from_the_peak() -> None:
     ten = rates("one-cycle", epochs=5)
-    assert ten[0] == pytest.approx(0.02)
-    assert ten[3] == 0.5
-    assert ten[:4] == sorted(ten[:4])
-    assert ten[3:] == sorted(ten[3:], reverse=True)
+    assert (ten[0], ten[3]) == (pytest.approx(0.02), 0.5)
+    assert (ten[:4], ten[3:]) == (sorted(ten[:4]), sorted(ten[3:], reverse=True))
     assert 0 < ten[9] < 0.05
-
-
-def test_cosine_goes_down_from_the_peak() -> None:
     ten = rates("cosine", epochs=5)
-    assert ten[0] == 0.5
-    assert ten[5] == pytest.approx(0.25)
+    assert (ten[0], ten[5]) == (0.5, pytest.approx(0.25))
     assert ten == sorted(ten, reverse=True)
+    assert rates("cosine", epochs=3, warmup=1)[2] == 0.5, "a warm-up leads to the peak"
+    assert rates("steps", epochs=2, warmup=9)[3] == 0.5, "and ends before the training"
 
 
 @pytest.mark.parametrize(
@@ -51,11 +47,6 @@ def test_cosine_goes_down_from_the_peak() -> None:
 )
 def test_a_schedule_has_its_rate_in_each_step(schedule: str, how: dict[str, Any], expected: list[float]) -> None:
     assert rates(schedule, **how) == pytest.approx(expected)
-
-
-def test_a_warm_up_leads_to_the_peak_and_ends_before_the_training() -> None:
-    assert rates("cosine", epochs=3, warmup=1)[2] == 0.5
-    assert rates("steps", epochs=2, warmup=9)[3] == 0.5
 
 
 def test_a_rate_scaled_by_the_ranks_is_warmed_up_from_the_plain_one() -> None:

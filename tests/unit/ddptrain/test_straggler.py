@@ -25,15 +25,12 @@ def reports(policy: StragglerPolicy, *comparisons: Sequence[float]) -> list[list
 WELL, SLOW_1 = (0.1, 0.1, 0.1), (0.1, 0.3, 0.1)
 
 
-def test_a_rank_is_named_when_it_is_slow_in_a_row_and_once() -> None:
+def test_a_rank_is_named_when_it_is_slow_in_a_row_and_once_and_of_two_slow_ones_both() -> None:
     heard = reports(StragglerPolicy(3), WELL, SLOW_1, SLOW_1, WELL, *[SLOW_1] * 6, WELL, SLOW_1, WELL, WELL, WELL)
     slow, well = [StragglerEvent(rank=1, ratio=pytest.approx(3.0))], [StragglerEvent(rank=1)]
     assert [event for event in heard if event] == [slow, well]
     assert 6 <= heard.index(slow) <= 9
     assert heard.index(well) == 13
-
-
-def test_of_two_slow_ranks_both_are_named() -> None:
     heard = reports(StragglerPolicy(4), *[(0.1, 0.3, 0.1, 0.31), (0.1, 0.31, 0.1, 0.3)] * 8)
     assert [event.rank for events in heard for event in events] == [1, 3]
 
