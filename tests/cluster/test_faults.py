@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from bench.measuring import runtime_files
 from explain_cases import nodes
-from fault_injection import job as fault_job
 from fault_injection.experiment import undisturbed
 from fault_injection.result import violations
 from fault_injection.rows import ROWS, Row, try_fault
@@ -58,16 +57,6 @@ def test_survivor_goes_on_with_the_successor_of_a_lost_node(
 def explained(run: Path) -> dict[str, object]:
     done = ddpctl("explain", "--json", str(run))
     return dict(json.loads(done.stdout)) if done.returncode == 0 else {"cause": "", "unknown": [done.stderr]}
-
-
-def test_two_nodes_meet_while_their_name_server_is_late(tmp_path: Path) -> None:
-    """torch asks for the name of each address that connects to a store, while nobody else is served."""
-    (tmp_path / "names").touch()  # each answer is that there is no such name, a second late
-    options = {"prefix": "late", "master": "10.77.0.10", "script_args": replaced_nodes.script_args(20)}
-    with fault_job.start_job(tmp_path / "run", **options) as job, replaced_nodes.name_server(job, tmp_path / "names"):
-        job.start()
-        job.until(job.has_ended, "the end of the run", replaced_nodes.LIMIT_S)
-        assert job.codes == {0: [0], 1: [0]}
 
 
 @pytest.mark.skipif(shutil.which("iptables") is None, reason="needs iptables (apt install iptables)")

@@ -8,6 +8,37 @@ from tests.unit.ddpctl.test_migration import migrated, statuses
 
 from ddpctl.migration.shell import Variables, statements
 
+PYTORCHJOB = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: net, namespace: ml, labels: {team: a, kueue.x-k8s.io/queue-name: q}}
+spec:
+  runPolicy: {ttlSecondsAfterFinished: 600, backoffLimit: 3}
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        metadata: {annotations: {a: b}}
+        spec:
+          nodeSelector: {gpu: a100}
+          volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: shm, emptyDir: {medium: Memory}}]
+          containers:
+            - name: pytorch
+              image: ghcr.io/net:1
+              command: [torchrun, --nproc_per_node, "2", train.py]
+              args: [--data, /data, $(DATA)]
+              env:
+                - {name: NCCL_DEBUG, value: INFO}
+                - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}
+              resources: {limits: {nvidia.com/gpu: 2, cpu: 8, memory: 32Gi, x.com/efa: 1}, requests: {cpu: 8}}
+              volumeMounts: [{name: data, mountPath: /data}, {name: shm, mountPath: /dev/shm}]
+    Worker:
+      replicas: 3
+      restartPolicy: OnFailure
+      template: {spec: {containers: [{name: pytorch, image: other}]}}
+"""
+
 
 def test_a_trainjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
     text = """\
@@ -244,3 +275,32 @@ def test_a_shell_script_is_split_into_its_commands() -> None:
 def test_a_word_is_expanded_as_far_as_it_is_known(word: str, fields: list[str]) -> None:
     variables = Variables({"A": "1 2", "B": "3", "E": "", "L": ["p q", "r"]}, {"D"})
     assert variables.expand(word) == fields
+
+
+def test_a_pytorchjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
+    migration = migrated(tmp_path, PYTORCHJOB + "---\nkind: Service\n")
+    assert migration.values == {
+        "target.workload": "pytorchjob", "job.name": "net", "target.namespace": "ml", "target.labels": {"team": "a"},
+        "target.queue": "q", "target.keep": "600s", "job.nodes": "4", "target.master": True,
+        "target.restart": "OnFailure", "job.gpus": "2", "job.cpus": "8", "job.memory": "32Gi",
+        "job.image": "ghcr.io/net:1", "job.command": ("train.py", "--data", "/data", "$(DATA)"),
+        "job.env": {"NCCL_DEBUG": "INFO"},
+        "target.pod": {
+            "metadata": {"annotations": {"a": "b"}},
+            "spec": {
+                "nodeSelector": {"gpu": "a100"},
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+                "containers": [{
+                    "name": "main",
+                    "resources": {"limits": {"x.com/efa": 1}},
+                    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                }],
+            },
+        },
+    }  # fmt: skip
+    of = statuses(migration)
+    assert of["spec.pytorchReplicaSpecs.Worker.template"] == "no counterpart"
+    assert of["spec.runPolicy.backoffLimit=3"] == "no counterpart"
+    assert of["kind=Service"] == "no counterpart"
+    assert of["$(DATA)"] == "unknown"

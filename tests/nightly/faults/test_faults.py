@@ -15,10 +15,12 @@ from pathlib import Path
 
 import faults
 import pytest
+from fault_injection import job as fault_job
 from fault_injection.experiment import undisturbed
 from fault_injection.result import violations
 from fault_injection.rows import ROWS, Row, try_fault
 from lab import GROUPS
+from tests.cluster import replaced_nodes
 from tests.cluster.test_faults import TITLES as DAILY
 
 pytestmark = [
@@ -66,3 +68,13 @@ def test_the_benchmark_prints_and_records_a_row_of_results(
         "",
     ]
     assert ended.value.code == len(tried["wrong"])
+
+
+def test_two_nodes_meet_while_their_name_server_is_late(tmp_path: Path) -> None:
+    """torch asks for the name of each address that connects to a store, while nobody else is served."""
+    (tmp_path / "names").touch()  # each answer is that there is no such name, a second late
+    options = {"prefix": "late", "master": "10.77.0.10", "script_args": replaced_nodes.script_args(20)}
+    with fault_job.start_job(tmp_path / "run", **options) as job, replaced_nodes.name_server(job, tmp_path / "names"):
+        job.start()
+        job.until(job.has_ended, "the end of the run", replaced_nodes.LIMIT_S)
+        assert job.codes == {0: [0], 1: [0]}

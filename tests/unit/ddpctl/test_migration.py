@@ -146,67 +146,6 @@ def test_ranks_share_the_gpus_of_a_node_as_under_torchrun(tmp_path: Path) -> Non
     assert migrated(tmp_path, script).values == {"job.gpus": "4", "job.ranks": "2", "job.command": ("t.py",)}
 
 
-PYTORCHJOB = """\
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {name: net, namespace: ml, labels: {team: a, kueue.x-k8s.io/queue-name: q}}
-spec:
-  runPolicy: {ttlSecondsAfterFinished: 600, backoffLimit: 3}
-  pytorchReplicaSpecs:
-    Master: &replica
-      replicas: 1
-      restartPolicy: OnFailure
-      template:
-        metadata: {annotations: {a: b}}
-        spec:
-          nodeSelector: {gpu: a100}
-          volumes: [{name: data, persistentVolumeClaim: {claimName: data}}, {name: shm, emptyDir: {medium: Memory}}]
-          containers:
-            - name: pytorch
-              image: ghcr.io/net:1
-              command: [torchrun, --nproc_per_node, "2", train.py]
-              args: [--data, /data, $(DATA)]
-              env:
-                - {name: NCCL_DEBUG, value: INFO}
-                - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: hf, key: token}}}
-              resources: {limits: {nvidia.com/gpu: 2, cpu: 8, memory: 32Gi, x.com/efa: 1}, requests: {cpu: 8}}
-              volumeMounts: [{name: data, mountPath: /data}, {name: shm, mountPath: /dev/shm}]
-    Worker:
-      replicas: 3
-      restartPolicy: OnFailure
-      template: {spec: {containers: [{name: pytorch, image: other}]}}
-"""
-
-
-def test_a_pytorchjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
-    migration = migrated(tmp_path, PYTORCHJOB + "---\nkind: Service\n")
-    assert migration.values == {
-        "target.workload": "pytorchjob", "job.name": "net", "target.namespace": "ml", "target.labels": {"team": "a"},
-        "target.queue": "q", "target.keep": "600s", "job.nodes": "4", "target.master": True,
-        "target.restart": "OnFailure", "job.gpus": "2", "job.cpus": "8", "job.memory": "32Gi",
-        "job.image": "ghcr.io/net:1", "job.command": ("train.py", "--data", "/data", "$(DATA)"),
-        "job.env": {"NCCL_DEBUG": "INFO"},
-        "target.pod": {
-            "metadata": {"annotations": {"a": "b"}},
-            "spec": {
-                "nodeSelector": {"gpu": "a100"},
-                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
-                "containers": [{
-                    "name": "main",
-                    "resources": {"limits": {"x.com/efa": 1}},
-                    "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}],
-                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-                }],
-            },
-        },
-    }  # fmt: skip
-    of = statuses(migration)
-    assert of["spec.pytorchReplicaSpecs.Worker.template"] == "no counterpart"
-    assert of["spec.runPolicy.backoffLimit=3"] == "no counterpart"
-    assert of["kind=Service"] == "no counterpart"
-    assert of["$(DATA)"] == "unknown"
-
-
 BAD: list[tuple[str, bytes]] = [
     ("binary", b"\x7fELF\x00\x01"), ("not UTF-8", b"#SBATCH \xff"), ("empty", b""), ("prose", b"A letter: to you: ok"),
         ]  # fmt: skip

@@ -249,16 +249,6 @@ def elsewhere(**changes: object) -> Owner:
     return replace(Owner.of_this_process(), host="other", machine="other", **changes)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_each_error_that_means_no_locks_is_recognized(number, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    with (tmp_path / "a").open("w") as file:
-        assert locks.lock(file.fileno(), tmp_path / "a") is Lock.UNSUPPORTED
-
-
 def test_a_lock_is_busy_until_its_file_is_closed(tmp_path):
     with (tmp_path / "a").open("w") as first, (tmp_path / "a").open("w") as second:
         assert locks.lock(first.fileno(), tmp_path / "a") is Lock.TAKEN
@@ -288,16 +278,3 @@ def test_without_locks_the_owner_of_a_file_is_known_while_it_is_alive(tmp_path):
     assert own.keep(lock)
     locks.disown(lock)
     assert locks.read_owner(lock) is None
-
-
-@pytest.mark.usefixtures("without_flock")
-def test_an_owner_on_another_machine_is_alive_if_it_writes(tmp_path):
-    lock = tmp_path / LOCK
-    elsewhere(time=1.0).write(lock)
-    assert locks.owner_that_writes(lock, timeout_s=0.1) is None, "of it nothing is known"
-    writer = threading.Timer(0.1, elsewhere(time=2.0).write, (lock,))
-    writer.start()
-    owner = locks.owner_that_writes(lock, timeout_s=60)
-    writer.join()
-    assert owner is not None
-    assert owner.host == "other"
