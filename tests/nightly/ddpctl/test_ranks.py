@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl import test_ranks
 from tests.unit.ddpctl.records import run_of
 from tests.unit.ddpctl.test_ranks import JOB, plan_of
 
@@ -55,3 +56,17 @@ def test_a_notebook_s_ranks_divide_its_gpus(ranks: int, expected: str) -> None:
     with pytest.raises(UsageError) as raised:
         launch("train.py", gpus=4, ranks=ranks)
     assert [fact for fact in ("ranks", str(ranks), expected) if fact not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "warns"),
+    [
+        ("${HOME}/lib", True),
+        ("/x:~/lib", True),
+        ("$5", False),
+        ("$", False),
+        ("a~/b", False),
+    ],
+)
+def test_a_value_that_only_a_shell_would_expand_is_named(value, *, warns):
+    test_ranks.test_a_value_that_only_a_shell_would_expand_is_named(value, warns=warns)

@@ -7,12 +7,14 @@ import pytest
 from tests.unit.ddpctl import test_slurm_target
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
 from tests.unit.ddpctl.test_slurm_target import (
+    BOTH_RUN,
     DEFAULTS,
     NO_CONTROLLER,
     PLAN,
     RUN,
     SENT,
     UID,
+    answered,
     log_files,
     submit,
 )
@@ -139,3 +141,17 @@ def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
 )
 def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested, cause):
     test_slurm_target.test_a_machine_without_slurm_is_refused_before_anything_is_made(tested, cause)
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "code", "fact"),
+    [
+        (answered("7|N/A|PENDING|PartitionNodeLimit|N/A|"), "pending", None, "partition"),
+        (answered("7|N/A|PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|N/A|"), "pending", None, "node-2"),
+        (answered("7|N/A|RUNNING|None|x|n[0-1]", *BOTH_RUN), "running", None, "2 of 2"),
+        (answered("7|N/A|NEW_STATE|None|x|"), "unknown", None, "NEW_STATE"),
+    ],
+    ids=["PartitionNodeLimit", "ReqNodeNotAvail", "training", "NEW_STATE"],
+)
+def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(text, state, code, fact):
+    test_slurm_target.test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(text, state, code, fact)

@@ -94,3 +94,15 @@ def test_a_gpu_s_address_as_the_kernel_writes_it():
 )
 def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
     test_affinity.test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local_world_size", "device", "facts"),
+    [
+        ({"memlock_bytes": 65536}, 1, "", ()),
+        ({"has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "", ()),
+        ({"num_gpus": 2, "gpu_problems": ("GPU 1 is lost", "GPU 2")}, 2, "cuda", ("GPU 1", "GPU 2")),
+    ],
+)
+def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):
+    test_affinity.test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts)

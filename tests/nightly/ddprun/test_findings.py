@@ -144,3 +144,14 @@ def test_the_fewest_nodes_that_explain_all_pairs_are_blamed(failed, count, blame
 )
 def test_a_quota_is_bad_and_the_load_of_others_is_not(change, status):
     test_findings.test_a_quota_is_bad_and_the_load_of_others_is_not(change, status)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "loaded", "slow"),
+    [
+        ({0: 100, 1: 99, 2: 101, 3: 75}, (), {3: "warning"}),
+        ({0: 100}, (), {}),
+    ],
+)
+def test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow):
+    test_findings.test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow)

@@ -12,6 +12,7 @@ from tests.unit.ddprun.test_restart_policy import (
     OWN_CODE,
     TRACEBACK,
     attempts,
+    sign,
 )
 
 from ddprun.ranks.termination import OomMonitor
@@ -49,3 +50,42 @@ def test_a_run_restarts_while_it_makes_progress(ended, restart):
 def test_a_machine_without_cgroups_reports_no_kill(tmp_path):
     assert not OomMonitor(root=tmp_path, own=tmp_path / "own").killed()
     assert "GiB" not in OomMonitor(root=tmp_path, own=tmp_path / "own").limit()
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "again"),
+    [
+        (255, "error", False),
+        (135, "killed", False),
+        (137, "killed", True),
+        (137, "node_lost", True),
+    ],
+)
+def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
+    test_restart_policy.test_a_cause_decides_whether_a_run_may_restart(code, cause, again)
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "retry", "expected"),
+    [
+        (75, "gave_up", False, 75),
+        (137, "oom", False, 75),
+        (130, "stopped", False, 75),
+        (137, "node_lost", True, 137),
+    ],
+)
+def test_a_pod_ends_with_128_or_more_only_if_a_new_pod_may_help(code, cause, retry, expected):
+    test_restart_policy.test_a_pod_ends_with_128_or_more_only_if_a_new_pod_may_help(code, cause, retry, expected)
+
+
+@pytest.mark.parametrize(
+    ("signs", "who"),
+    [
+        ([sign(0, None), sign(1, None)], None),  # they may be compiling
+        ([sign(0, 5, 0.1), sign(1, None, stopped=True)], 1),
+        ([sign(0, 5, busy=True), sign(1, 5)], 1),
+        ([sign(0, 5), sign(1, 5), sign(2, 5, busy=True)], 2),
+    ],
+)
+def test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who):
+    test_restart_policy.test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who)

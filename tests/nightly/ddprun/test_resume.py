@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.ddprank import test_resume
-from tests.unit.ddprank.test_resume import Audited
+from tests.unit.ddprank.test_resume import Audited, Lion, adam
 
 from ddprank.resume import ResumeRecord
 
@@ -65,3 +66,18 @@ def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
     for record in (audited[0], other):
         record.begin(0)
     assert audited[1]()["files"] == json.loads((tmp_path / "other").read_text())["files"] != {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "states", "counted", "is_fresh"),
+    [
+        (torch.optim.Adam, {"lr": torch.tensor(0.1)}, [adam(torch.tensor(261.0))], 261, False),
+        (torch.optim.SGD, {"momentum": 0.9}, [{"momentum_buffer": torch.ones(1)}], None, False),
+        (Lion, {"lr": torch.ones(2, device="meta")}, [torch.ones(2)], None, False),  # like a GPU's: it is not read
+        (Lion, {}, [{"step": torch.ones((), device="meta")}], None, False),
+    ],
+)
+def test_the_optimizer_tells_the_step_at_which_the_rank_begins(kind, options, states, counted, is_fresh, audited):
+    test_resume.test_the_optimizer_tells_the_step_at_which_the_rank_begins(
+        kind, options, states, counted, is_fresh, audited
+    )

@@ -140,13 +140,8 @@ def test_gpus_that_our_own_trainer_does_not_use_are_named() -> None:
     ("value", "warns"),
     [
         ("/x:$LD_LIBRARY_PATH", True),
-        ("${HOME}/lib", True),
         ("~/lib", True),
-        ("/x:~/lib", True),
         ("a$", False),
-        ("$5", False),
-        ("$", False),
-        ("a~/b", False),
     ],
 )
 def test_a_value_that_only_a_shell_would_expand_is_named(value: str, *, warns: bool) -> None:

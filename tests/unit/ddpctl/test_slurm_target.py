@@ -238,22 +238,18 @@ BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
     ("text", "state", "code", "fact"),
     [
         (answered("7|N/A|PENDING|Resources|2026-11-20T14:00:00|"), "pending", None, "2026-11-20T14:00:00"),
-        (answered("7|N/A|PENDING|PartitionNodeLimit|N/A|"), "pending", None, "partition"),
-        (answered("7|N/A|PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|N/A|"), "pending", None, "node-2"),
         (answered("7|N/A|PENDING|BeginTime|N/A|", ("node-0/outcome.json", SAVED)), "pending", None, "BeginTime"),
         (answered("7|N/A|RUNNING|None|2026-11-20T13:00:00|n[0-1]"), "starting", None, "2 of 2"),
-        (answered("7|N/A|RUNNING|None|x|n[0-1]", *BOTH_RUN), "running", None, "2 of 2"),
         (answered("7|N/A|COMPLETING|None|x|n[0-1]", *BOTH_SAVED), "stopping", None, "COMPLETING"),
         (answered("7|N/A|FAILED|NonZeroExitCode|x|n[0-1]", *BOTH_SAVED[:1]), "stopped", 143, "stopped by SIGTERM"),
         (answered("7|N/A|NODE_FAIL|None|x|n[0-1]", *BOTH_RUN[:1]), "failed", 137, "job.log"),
         (answered("7|N/A|CANCELLED|None|x|"), "stopped", 143, "CANCELLED"),
-        (answered("7|N/A|NEW_STATE|None|x|"), "unknown", None, "NEW_STATE"),
         (answered("", *BOTH_SAVED[1:]), "stopped", 143, "stopped by SIGTERM"),
         (answered(""), "lost", 137, "job.log"),
         (answered(f"error: slurm_load_jobs error: {UNREACHED}"), "unknown", None, UNREACHED),
     ],
-    ids=["Resources", "PartitionNodeLimit", "ReqNodeNotAvail", "requeued", "starting", "training", "COMPLETING",
-         "FAILED", "NODE_FAIL", "CANCELLED", "NEW_STATE", "outcome-alone", "nothing", "no-controller"],
+    ids=["Resources", "requeued", "starting", "COMPLETING",
+         "FAILED", "NODE_FAIL", "CANCELLED", "outcome-alone", "nothing", "no-controller"],
 )  # fmt: skip
 def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(
     text: str, state: str, code: int | None, fact: str

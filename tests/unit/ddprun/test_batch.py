@@ -27,9 +27,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[batch.Batc
     [
         ([USR1], 1),
         ([USR1, USR1], 1),
-        ([USR2], 1),
         ([USR2, USR2], 2),  # the second one kills the ranks
-        ([INT, INT], 2),
         ([USR1, USR2], 1),  # the ranks are saving already
         ([USR1, INT, INT], 2),
     ],

@@ -122,15 +122,11 @@ def test_a_rank_that_stopped_with_another_is_not_named():
     ("code", "cause", "again"),
     [
         (1, "error", False),
-        (255, "error", False),
         (78, "error", False),
         (143, "stopped", False),
         (139, "killed", False),
-        (135, "killed", False),
         (134, "killed", True),
-        (137, "killed", True),
         (137, "oom", True),
-        (137, "node_lost", True),
         (144, "hang", True),
     ],
 )
@@ -143,15 +139,11 @@ def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
     [
         (0, "success", False, 0),
         (3, "error", False, 3),
-        (75, "gave_up", False, 75),
         (139, "killed", False, 75),
         (200, "error", True, 75),  # the script's own code
-        (137, "oom", False, 75),
         (137, "killed", True, 75),  # ddprun may not restart the ranks any more
         (144, "hang", True, 75),
-        (130, "stopped", False, 75),
         (143, "stopped", True, 143),
-        (137, "node_lost", True, 137),
         (142, "absent", True, 142),
     ],
 )
@@ -259,14 +251,10 @@ def sign(rank, step, silent_s=20.0, *, stopped=False, busy=False):
     [
         ([], None),
         ([sign(0, 5), sign(1, 5, 9.0)], None),  # one still beats
-        ([sign(0, None), sign(1, None)], None),  # they may be compiling
         ([sign(0, 5), sign(1, 4), sign(2, 5)], 1),
         ([sign(0, 5), sign(1, 5, stopped=True)], 1),
-        ([sign(0, 5, 0.1), sign(1, None, stopped=True)], 1),
         ([sign(0, 5, 0.1), sign(1, 5, 3.0, stopped=True)], None),
-        ([sign(0, 5, busy=True), sign(1, 5)], 1),
         ([sign(0, 5, busy=True), sign(1, 5), sign(2, 5, busy=True)], 1),
-        ([sign(0, 5), sign(1, 5), sign(2, 5, busy=True)], 2),
         ([sign(0, 5), sign(1, 5), sign(2, None)], 0),
     ],
 )
