@@ -15,14 +15,13 @@ import exact
 import pytest
 from tests.cluster.ssh_cluster import Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING
-from tests.e2e.driver import PACED, SCRIPTS, check_interrupted, wait_until
+from tests.e2e.driver import PACED, wait_until
 
 from ddpwire.run_files import CHECKPOINTS, COPY
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(1800)]
 TRAINING = ("--", "--deterministic", *exact.DIGITS)
 FOREVER = ("-e", "SLOW=/none", "--", str(PACED), "--epochs", "5000")
-INTERRUPTED = (SCRIPTS / "interrupted.py").read_text()
 HOLD = """\
 import os, pathlib, time
 print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
@@ -97,20 +96,6 @@ def test_life_of_a_run_that_trains_as_one_machine_does(lab: Lab) -> None:
     assert lab.ddpctl("rm", "night", "more").returncode == 0
     assert not [path for each in lab.boxes for path in each.home.glob(".ddpctl/runs/*/*")]
     assert json.loads(lab.ddpctl("ps", "--json").stdout) == []
-
-
-def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab) -> None:
-    """Ranks 1 and 2 do not catch it."""
-    script = lab.folder / "script.py"
-    script.write_text(INTERRUPTED)
-    launched = lab.start("launch", "--name", "night", "--", str(script))
-    lab.until(launched, lambda: lab.output().count("] ready\n") == 4, "the ranks")
-    os.killpg(launched.pid, signal.SIGINT)
-    assert launched.wait(60) == 130, lab.output()
-    assert json.loads(lab.ddpctl("status", "night", "--json").stdout)["code"] == 130
-    folders = [lab.boxes[node].home / f".ddpctl/runs/night/node-{node}" for node in (0, 1)]
-    check_interrupted((folders[rank // 2] / f"rank-{rank}.log").read_text() for rank in range(4))
-    assert lab.alive("night") == {}
 
 
 def test_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab) -> None:

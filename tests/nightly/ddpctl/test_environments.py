@@ -19,6 +19,18 @@ from tests.unit.ddpctl.test_environments import BARE, UV_LOCK
         ),
         pytest.param("kaggle", "uv.lock", None, "", "4:5", ("ssh", "slurm"), id="kaggle"),
         pytest.param("local", "uv.lock", None, "", "4:5", ("ssh", "slurm"), id="local"),
+        pytest.param(
+            "ssh", "requirements.txt", "torch==2.10.0\nnumpy\n", BARE, "4:18", ("'numpy'", "version"), id="no-version"
+        ),
+        pytest.param(
+            "ssh",
+            "requirements.txt",
+            "torch==2",
+            f"{BARE}    python: ~/venv/bin/python\n",
+            "7:13",
+            ("python",),
+            id="python",
+        ),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_an_error_at_its_key(

@@ -77,6 +77,10 @@ def test_a_patch_gives_what_kubectl_gives(patch, tmp_path):
         ("spec: {containers: main}", ["containers"]),
         ("spec: {containers: {name: main}}", ["containers"]),
         ("spec: {securityContext: root}", ["securityContext"]),
+        ("spec: {containers: [{name: main, volumeMounts: [{name: a, mountPath: /runs}]}]}", ["/runs"]),
+        ("spec: {$retainKeys: [a]}", ["retainKeys"]),
+        ("spec: {nodeSelector: {$patch: drop}}", ["drop", "replace"]),
+        ("metadata: [a]", ["metadata"]),
     ],
 )
 def test_a_patch_that_contradicts_the_contract_is_refused(patch, names):
@@ -91,6 +95,8 @@ def test_a_patch_that_contradicts_the_contract_is_refused(patch, names):
         ("pytorchjob", "PyTorchJob: {spec: {$patch: replace}}", ["PyTorchJob"]),
         ("pytorchjob", "PyTorchJob: {metadata: {name: other}}", ["PyTorchJob"]),
         ("trainjob", "TrainingRuntime: {spec: {template: {spec: {replicatedJobs: []}}}}", ["TrainingRuntime"]),
+        ("pytorchjob", "PyTorchJob: {spec: null}", ["PyTorchJob"]),
+        ("job", "Job: {spec: 5}", ["spec"]),
     ],
 )
 def test_a_patch_of_a_manifest_may_only_add(word, patches, names):

@@ -56,3 +56,17 @@ def test_the_variables_of_a_launcher_become_the_place_of_a_node(argv, environ, d
 )
 def test_contradictory_variables_of_a_launcher_are_refused(argv, environ, named):
     test_launchers.test_contradictory_variables_of_a_launcher_are_refused(argv, environ, named)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "named"),
+    [
+        (
+            [],
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_TASK": "1"},
+            "SLURM_GPUS_PER_TASK --ntasks-per-node=1",
+        ),
+    ],
+)
+def test_gpus_of_a_task_contradict_several_tasks(argv, environ, named):
+    test_launchers.test_contradictory_variables_of_a_launcher_are_refused(argv, environ, named)

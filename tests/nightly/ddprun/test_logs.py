@@ -118,3 +118,18 @@ def test_a_traceback_after_an_unfinished_bar_is_held_like_any_other() -> None:
     assert (
         b"".join(console.texts[2:]) == b"[r1] Traceback (most recent call last):\n[r1]   File x\n[r1] ValueError: a\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (
+            "Traceback (most recent call last):\n  File x\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1\n"
+            "ncclSystemError: System call failed.\nLast error:\nConnect to 10.0.0.1 failed\n",
+            "the last traceback in its log: torch.distributed.DistBackendError: NCCL error in: a.cpp:1: "
+            "Connect to 10.0.0.1 failed",
+        ),
+    ],
+)
+def test_the_last_error_of_nccl_is_that_of_the_rank(tmp_path, text, word):
+    test_logs.test_the_error_in_a_ranks_log(tmp_path, text, word)

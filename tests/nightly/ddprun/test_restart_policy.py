@@ -89,3 +89,19 @@ def test_a_pod_ends_with_128_or_more_only_if_a_new_pod_may_help(code, cause, ret
 )
 def test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who):
     test_restart_policy.test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who)
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "counter", "limit"),
+    [
+        pytest.param(
+            "4:memory:/not/visible/here",
+            "memory",
+            "memory.oom_control",
+            "memory.limit_in_bytes",
+            id="v1-of-another-namespace",
+        ),
+    ],
+)
+def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
+    test_restart_policy.test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit)

@@ -90,14 +90,11 @@ def test_ctrl_c_saves_a_training_and_a_second_one_kills_frozen_ranks(lab: Lab) -
     assert lab.alive("late") == {}
 
 
-INTERRUPTED = SCRIPTS / "interrupted.py"
-
-
 @pytest.mark.parametrize("verb", ["launch", "attach"])
 def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab, verb: str) -> None:
     """Ranks 1 and 2 do not catch it."""
     script = lab.folder / "script.py"
-    script.write_text(INTERRUPTED.read_text())
+    script.write_text(INTERRUPTED)
     program = ("launch", "--name", "night", "--", str(script))
     if verb == "attach":
         assert lab.ddpctl(*program[:1], "--detach", *program[1:]).returncode == 0

@@ -63,19 +63,7 @@ BARE = f"{SSH}    runtime: none\n"
     [
         pytest.param("ssh", "requirements.txt", "torch==2.10.0", SSH, "4:18", ("docker", "none"), id="container"),
         pytest.param("ssh", "requirements.txt", "numpy==2.0", BARE, "4:18", ("torch",), id="no-torch"),
-        pytest.param(
-            "ssh", "requirements.txt", "torch==2.10.0\nnumpy\n", BARE, "4:18", ("'numpy'", "version"), id="no-version"
-        ),
         pytest.param("ssh", "requirements.txt", None, BARE, "4:18", ("requirements.txt",), id="missing"),
-        pytest.param(
-            "ssh",
-            "requirements.txt",
-            "torch==2",
-            f"{BARE}    python: ~/venv/bin/python\n",
-            "7:13",
-            ("python",),
-            id="python",
-        ),
         pytest.param("kubernetes", "uv.lock", None, "", "4:5", ("ssh", "slurm"), id="kubernetes"),
     ],
 )

@@ -62,10 +62,6 @@ def test_a_bad_flag_is_refused_by_its_name(tmp_path: Path, flags: dict[str, obje
     assert all(fact in str(error.value) for fact in facts)
 
 
-def test_the_kind_of_workload_is_a_flag(tmp_path: Path) -> None:
-    assert load(tmp_path, GOOD, flags=KIND).options.workload == "job"
-
-
 def test_only_the_chosen_target_is_checked_against_the_job(tmp_path: Path) -> None:
     text = GOOD.replace("target: lab", "target: local").replace("lab: {", "lab: {master: true, ").replace("2}", "1:2}")
     assert load(tmp_path, text).kind == "local"
@@ -163,14 +159,10 @@ def test_a_patch_of_main_is_one_of_the_container_of_each_workload(word: str) -> 
         ("spec: {containers: [{name: main, args: [a]}]}", ["args"]),
         ("spec: {containers: [{name: main, env: [{name: PET_NNODES, value: '3'}]}]}", ["PET_NNODES"]),
         ("spec: {containers: [{name: main, ports: [{$patch: replace}]}]}", ["pytorchjob-port", "metrics"]),
-        ("spec: {containers: [{name: main, volumeMounts: [{name: a, mountPath: /runs}]}]}", ["/runs"]),
         ("spec: {containers: [{name: main, $patch: delete}]}", ["command", "PET_NNODES"]),
         ("spec: {restartPolicy: Always}", ["restartPolicy"]),
         ("metadata: {labels: {ddpctl.run: other}}", ["ddpctl.run"]),
-        ("spec: {$retainKeys: [a]}", ["retainKeys"]),
-        ("spec: {nodeSelector: {$patch: drop}}", ["drop", "replace"]),
         ("kind: Pod", ["kind", "metadata", "spec"]),
-        ("metadata: [a]", ["metadata"]),
     ],
 )
 def test_a_patch_that_contradicts_the_contract_is_refused(patch: str, names: list[str]) -> None:
@@ -207,10 +199,8 @@ def test_a_patch_adds_fields_to_the_manifest_of_its_kind(word: str) -> None:
     [
         ("pytorchjob", "PyTorchJob: {spec: {elasticPolicy: {minReplicas: 1}}}", ["PyTorchJob", "elasticPolicy"]),
         ("pytorchjob", "PyTorchJob: {spec: {pytorchReplicaSpecs: {Master: {replicas: 1}}}}", ["pytorchReplicaSpecs"]),
-        ("pytorchjob", "PyTorchJob: {spec: null}", ["PyTorchJob"]),
         ("trainjob", "TrainJob: {spec: {trainer: {command: [python]}}}", ["TrainJob", "trainer"]),
         ("job", "Job: {spec: {template: {spec: {hostNetwork: true}}}}", ["Job", "template"]),
-        ("job", "Job: {spec: 5}", ["spec"]),
     ],
 )
 def test_a_patch_of_a_manifest_may_only_add(word: str, patches: str, names: list[str]) -> None:

@@ -88,11 +88,6 @@ def test_the_variables_of_a_launcher_become_the_place_of_a_node(argv, environ, d
         ([], {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}, "srun --nnodes"),
         (
             [],
-            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_TASK": "1"},
-            "SLURM_GPUS_PER_TASK --ntasks-per-node=1",
-        ),
-        (
-            [],
             {"PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1"},
             "--node-rank PET_NODE_RANK",
         ),

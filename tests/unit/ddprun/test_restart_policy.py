@@ -269,13 +269,6 @@ def test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who):
     [
         pytest.param("4:memory:/job\n0::/", "memory/job", "memory.oom_control", "memory.limit_in_bytes", id="v1"),
         pytest.param("0::/job", "job", "memory.events", "memory.max", id="v2"),
-        pytest.param(
-            "4:memory:/not/visible/here",
-            "memory",
-            "memory.oom_control",
-            "memory.limit_in_bytes",
-            id="v1-of-another-namespace",
-        ),
     ],
 )
 def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
