@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.nodes import until
-from tests.unit.ddprun.test_vanished import num_descriptors
 
 from ddpwire.run_files import Outcome
 
