@@ -41,7 +41,8 @@ def test_wrong_variables_of_a_rank_are_refused(wrong: dict[str, str | None]) -> 
     ],
 )
 def test_a_wrong_command_line_is_one_line_from_rank_0(arguments, capsys):
-    test_config.test_a_wrong_command_line_is_one_line_from_rank_0(arguments, capsys)
+    named = [arguments[0].partition("=")[0]]
+    test_config.test_a_wrong_command_line_is_one_line_from_rank_0(arguments, {}, named, capsys)
 
 
 @pytest.mark.parametrize(
@@ -56,4 +57,4 @@ def test_a_wrong_command_line_is_one_line_from_rank_0(arguments, capsys):
     ],
 )
 def test_options_that_exclude_each_other(arguments):
-    test_config.test_options_that_exclude_each_other(arguments)
+    test_config.test_options_that_exclude_each_other(arguments, 2)

@@ -117,21 +117,10 @@ def test_a_copy_follows_the_folder_of_node_0(nodes):
 
 
 def test_a_new_node_0_fetches_the_newest_copy_before_it_announces_anything(nodes, tmp_path):
-    for node, step in ((1, 3), (2, 5)):  # of which each has a copy of another checkpoint
-        nodes.members = (0, node)
-        nodes.start(0)
-        nodes.start(node)
-        nodes.save(step)
-        until(lambda node=node, step=step: nodes.has(node, step))
-    lost = nodes.content(0)
-    after = Nodes(tmp_path)  # the store of the new node 0, whose folder is empty
-    after.members, after.folder_of = (0, 1, 2), lambda node: tmp_path / ("spare" if node == 0 else f"box{node}")
-    for node in (1, 2):
-        after.start(node, offers_at="127.0.0.1")
-    new, journal = after.start(0, is_new=True)
+    after, new, journal = new_node_0(nodes, tmp_path, {1: 3, 2: 5})
     assert (after.content(0), after.store.check([ANNOUNCED])) == ({}, False)
     new.restore()
-    assert (after.content(0), read_manifest(tmp_path / "spare" / COPY).step) == (lost, 5)
+    assert (after.content(0), read_manifest(after.folder_of(0) / COPY).step) == (nodes.content(0), 5)
     assert [facts["step"] for facts in journal.of("checkpoint_copied")] == [5]
     until(lambda: after.store.check([ANNOUNCED]))
 
