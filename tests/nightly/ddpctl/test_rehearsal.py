@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 import pytest
+from tests.unit.ddpctl import test_rehearsal
 from tests.unit.ddpctl.test_rehearsal import (
     AT,
     BATCHES,
     STEPS,
     WORLD,
+    Runs,
     different_weights,
     each,
     leaves,
@@ -112,3 +114,27 @@ def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
         for rank in runs[name, ""]["processes"]:
             rank["end"] = []
     assert verdicts(runs)["left"] == "unknown"
+
+
+def epoch_again(runs: Runs) -> None:
+    runs["resume", "term"] = run(*ranks(AT, STEPS + BATCHES))
+
+
+def other_shuffle(runs: Runs) -> None:
+    each(runs, "step", lambda step: step["batches"][0][1].__setitem__(0, 11 - step["batches"][0][1][0]), ("disk", ""))
+
+
+def other_rate(runs: Runs) -> None:
+    each(runs, "step", lambda step: step.update(lr=[0.2]), ("resume", "term"))
+
+
+FAULTS = {
+    "an epoch is done again": (epoch_again, {"resume-data"}),
+    "another shuffle": (other_shuffle, {"resume-data"}),
+    "another learning rate": (other_rate, {"resume-optimizer"}),
+}
+
+
+@pytest.mark.parametrize(("change", "expected"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_named_and_no_other(change: Callable[[Runs], None], expected: set[str]) -> None:
+    test_rehearsal.test_a_fault_is_named_and_no_other(change, expected)
