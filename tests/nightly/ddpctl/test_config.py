@@ -15,6 +15,11 @@ MORE_BAD_FLAGS = [
     ("target local", FILE, {"target": "lokal"}, ["--target: 'lokal'", "'local'"]),
     ("kind of two targets", TWO, {"target": "ssh"}, ["--target: ", "a or b"]),
     ("kind without a file", None, {"target": "ssh"}, ["--target: ", "hosts", "ddpctl.yaml", "FOLDER"]),
+    ("nodes", FILE, {"nodes": "2:1"}, ["--nodes: '2:1'", "MIN:MAX"]),
+    ("target of the file", FILE, {"target": "laptp"}, ["--target: 'laptp'", "'laptop'"]),
+    ("profile", FILE, {"profile": "quik"}, ["--profile: 'quik'", "'quick'"]),
+    ("kind without a target", "", {"target": "ssh"}, ["--target: ", "ssh", "hosts"]),
+    ("profile without a file", None, {"profile": "quick"}, ["--profile: 'quick'", "ddpctl.yaml", "FOLDER"]),
 ]
 
 

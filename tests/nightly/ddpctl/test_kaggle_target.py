@@ -122,3 +122,19 @@ def test_stop_of_a_run_that_was_not_pushed_has_nothing_to_stop() -> None:
 )
 def test_a_push_whose_reply_is_lost_may_have_started_a_session(pushed):
     test_kaggle_target.test_a_push_whose_reply_is_lost_may_have_started_a_session(pushed)
+
+
+@pytest.mark.parametrize(
+    ("session", "log", "state", "code", "fact"),
+    [
+        ("new_script", None, "pending", None, ""),
+        ("404", None, "lost", 66, KERNEL),
+        ("error-memory", answer("logs-name-error"), "failed", 1, "allocate more memory than is available"),
+    ],
+)
+def test_a_session_has_its_state_and_its_end_is_in_its_log_unless_kaggle_names_the_cause(
+    session, log, state, code, fact
+):
+    test_kaggle_target.test_a_session_has_its_state_and_its_end_is_in_its_log_unless_kaggle_names_the_cause(
+        session, log, state, code, fact
+    )

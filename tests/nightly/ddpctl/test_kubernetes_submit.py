@@ -5,11 +5,23 @@ from pathlib import Path
 import pytest
 from tests.unit.ddpctl import test_kubernetes_submit
 from tests.unit.ddpctl.answers import Answer, matching, perform
-from tests.unit.ddpctl.kubernetes_lab import OK, cluster, lines, plan_of
-from tests.unit.ddpctl.test_kubernetes_submit import OF_JOB, UID, UNREACHABLE, error_of, kinds, read, submit
+from tests.unit.ddpctl.kubernetes_lab import OK, cluster, lines, plan_of, recorded
+from tests.unit.ddpctl.test_kubernetes_submit import (
+    ABSENT,
+    DRY_RUN,
+    OF_JOB,
+    TRAINER,
+    UID,
+    UNREACHABLE,
+    error_of,
+    kinds,
+    read,
+    refused,
+    submit,
+)
 
 from ddpctl.command import Command, Output
-from ddpctl.errors import ConfigError
+from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.targets.kubernetes import project as reader
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.target import KubernetesTarget
@@ -78,3 +90,38 @@ def test_a_file_that_is_not_text_or_too_large_is_refused_by_name(project: Path, 
     with pytest.raises(ConfigError) as error:
         read(project, "*.txt")
     assert ("'a.txt'" in str(error.value), fact in str(error.value)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "given", "kind", "facts"),
+    [
+        (
+            {DRY_RUN: refused("PyTorchJob", recorded("bad/webhook-down"))},
+            {},
+            UnavailableError,
+            ("validator.pytorchjob",),
+        ),
+    ],
+    ids=["webhook"],
+)
+def test_a_refusal_comes_before_anything_is_created(answers, given, kind, facts):
+    test_kubernetes_submit.test_a_refusal_comes_before_anything_is_created(answers, given, kind, facts)
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "reason"),
+    [
+        (
+            {
+                "/openapi": Output(returncode=0, stdout='{"podTemplateOverrides": {}}'),
+                "/apis/kubeflow.org": ABSENT,
+                "/apis/trainer": TRAINER,
+            },
+            "Job",
+            "2.2",
+        ),
+    ],
+    ids=["old trainer"],
+)
+def test_the_workload_is_what_the_cluster_serves(answers, kind, reason):
+    test_kubernetes_submit.test_the_workload_is_what_the_cluster_serves(answers, kind, reason)

@@ -55,6 +55,10 @@ def test_a_patch_in_the_file_has_the_types_of_json(tmp_path: Path) -> None:
         "resources: {requests: {storage: 1Gi}}}}}}, {name: c, csi: {driver: d.example}}]}",
         "spec: {volumes: [{name: shm, emptyDir: {$patch: replace, sizeLimit: 2Gi}}]}",
         "spec: {terminationGracePeriodSeconds: 90, schedulerName: volcano, priority: 5}",
+        "metadata: {annotations: null, labels: {team: audio}}",
+        "spec: {topologySpreadConstraints: null}",
+        "spec: {containers: [{name: main, args: null}]}",
+        "spec: {containers: [{name: main, env: [{name: B, $patch: delete}]}]}",
     ],
 )
 def test_a_patch_gives_what_kubectl_gives(patch, tmp_path):

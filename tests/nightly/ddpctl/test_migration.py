@@ -166,6 +166,24 @@ def test_options_of_apptainer_without_a_key_are_named(tmp_path: Path) -> None:
             {"target.runtime": "apptainer", "job.gpus": "2", "job.command": ("t.py",)},
         ),
         ("python -c 'import torch'", {}),
+        ("LR=1 python -m net.train", {"job.gpus": "1", "job.env": {"LR": "1"}, "job.command": ("-m", "net.train")}),
+        (
+            "deepspeed --num_gpus=2 t.py --deepspeed ds.json",
+            {"job.gpus": "2", "job.command": ("t.py", "--deepspeed", "ds.json")},
+        ),
+        (
+            "srun --container-image=nvcr.io#nvidia/pytorch:24.01 --container-mounts=/data:/data:ro,$PWD:/x "
+            "--container-name=a --export=ALL,A=1 python t.py",
+            {
+                "job.image": "nvcr.io/nvidia/pytorch:24.01",
+                "target.runtime": "pyxis",
+                "job.mounts": ("/data:/data:ro",),
+                "target.runtime_args": ("--container-name=a",),
+                "job.env": {"A": "1"},
+                "job.gpus": "1",
+                "job.command": ("t.py",),
+            },
+        ),
     ],
 )
 def test_a_command_becomes_keys(script, values, tmp_path):

@@ -92,6 +92,14 @@ MORE_REFUSALS = [
         "exit code 15: GPU is lost",
     ),
     ("nvidia-runtime", {"gpu": GPUS, "runtimes": "{}"}, UnavailableError, "nvidia-container-toolkit"),
+    ("writable", {"writable": None}, UnavailableError, "~/.ddpctl"),
+    (
+        "claim",
+        {"gpu": GPUS, "claim": f"old 0 970 none {GPUS[0]} {GPUS[2]}", "now": "1000"},
+        UnavailableError,
+        "run 'old' has been using 2 GPUs for 30 s",
+    ),
+    ("too-few-gpus", {"gpu": GPUS[:1]}, ConfigError, "1 GPU, not 2"),
 ]
 
 

@@ -6,13 +6,9 @@ import types
 import pynvml
 import pytest
 from tests.unit.ddpcheck import test_gpu_checks
-from tests.unit.ddpcheck.test_gpu_checks import look, nvml
+from tests.unit.ddpcheck.test_gpu_checks import NVMLError, look, nvml
 
 from ddpcheck import gpu_checks
-
-
-class NVMLError(Exception):
-    pass
 
 
 def test_links_that_are_down_beside_others_and_a_lost_gpu(monkeypatch):
@@ -71,6 +67,14 @@ def test_xids_of_the_kernel_log(monkeypatch, tmp_path, xid, age_s, status):
         ({"nvmlDeviceGetMigMode": (1, 1)}, "MIG", "warning", "GPU 1: on"),
         ({"nvmlDeviceGetMigMode": NVMLError("Not Supported")}, "MIG", "ok", "off"),
         ({"nvmlDeviceGetCurrentClocksEventReasons": 0x20}, "GPU clocks", "warning", "thermal"),
+        ({"nvmlDeviceGetNvLinkErrorCounter": 4}, "NVLink", "warning", "recoveries"),
+        (
+            {"nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=4711)]},
+            "GPU processes",
+            "warning",
+            "GPU 1: used by pid 4711",
+        ),
+        ({"nvmlDeviceGetCurrPcieLinkWidth": NVMLError("Unknown Error")}, "PCIe", "not looked at", "Unknown Error"),
     ],
 )
 def test_what_is_wrong_with_a_gpu_is_a_finding(monkeypatch, answers, check, status, value):

@@ -107,6 +107,11 @@ def test_flags_and_variables_become_the_config(argv, environ, differs):
             {"CUDA_VISIBLE_DEVICES": "3"},
             "--virtual-local-rank CUDA_VISIBLE_DEVICES=3",
         ),
+        (["--grace", "soon"], {}, "--grace 'soon'"),
+        (["--join-timeout", "-1"], {}, "--join-timeout '-1'"),
+        (["--max-restarts", "many"], {}, "--max-restarts 'many'"),
+        (["--redirects", "4"], {}, "--redirects '4'"),
+        (["--pushgateway", "over there"], {}, "--pushgateway 'over there'"),
     ],
 )
 def test_a_contradictory_configuration_is_refused(argv, environ, named):

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from tests.unit.ddprun import test_preflight
+from tests.unit.ddprun.test_preflight import PROGRAMS
 from torch.distributed import TCPStore
 
 from ddprun.settings import node_config, node_facts, options
@@ -86,3 +87,17 @@ def test_how_far_a_clock_is_ahead(ahead_s):
 )
 def test_an_argument_that_differs_is_named_unless_it_is_for_placement(own, firsts, named, script):
     test_preflight.test_an_argument_that_differs_is_named_unless_it_is_for_placement(own, firsts, named, script)
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": None}),
+        ({}, {"PATH": f"{PROGRAMS}:{os.defpath}"}),
+        ({"PATH": f"/usr/bin:{PROGRAMS}"}, {"PATH": f"/usr/bin:{PROGRAMS}"}),
+    ],
+)
+def test_the_ranks_are_told_the_interface_what_to_record_and_their_programs_unless_the_user_has(base, expected):
+    test_preflight.test_the_ranks_are_told_the_interface_what_to_record_and_their_programs_unless_the_user_has(
+        base, expected
+    )

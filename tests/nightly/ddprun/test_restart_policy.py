@@ -41,6 +41,8 @@ def test_the_root_failure_of_several(failures, silent_s, settled, chosen):
         (attempts(7, 7, 5, 8, 8, 8), True),
         (attempts(1, outcome=ERROR), False),
         ([*attempts(1, outcome=OOM), *attempts(2)], True),
+        (attempts(7, 7, 5, 7), False),
+        (attempts(*range(50)), True),
     ],
 )
 def test_a_run_restarts_while_it_makes_progress(ended, restart):

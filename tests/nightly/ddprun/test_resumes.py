@@ -17,6 +17,9 @@ from tests.unit.ddprun import test_resumes
         ({"stage-0.pt": "0"}, {"stage-1.pt": "1"}, False),
         ({"encoder.pt": "0"}, {"decoder.pt": "1"}, False),
         ({"last.pt": "a", "rng_0.pt": "0"}, {"rng_2.pt": "2"}, False),
+        ({"config.json": "c", "261.pt": "a"}, {"config.json": "c", "200.pt": "b"}, True),
+        ({"__0_0.distcp": "0", "__1_0.distcp": "1"}, {"__2_0.distcp": "2", "__3_0.distcp": "3"}, False),
+        ({"last.pt": "a", "rng_0.pt": "0"}, {"last.pt": "a", "rng_2.pt": "2"}, False),
     ],
 )
 def test_files_decide_only_if_the_optimizers_have_counted_different_steps(files, others, differ):

@@ -86,6 +86,11 @@ MORE_SOURCES = {
     "its own package": ("from package.inner import x\nimport torch\n", ["P"]),
     "its own module, too late": ("import torch\nimport settings\n", []),
     "its own module imports torch": ("import model\nimport settings\n", []),
+    "from torch": ("import os\nfrom torch import nn\nos.environ['A'] = '1'\n", []),
+    "read later": ("import os\nos.environ['MASTER_PORT'] = '1'\nos.environ['NCCL_DEBUG'] = 'INFO'\n", []),
+    "setdefault": ("from os import environ\nenviron.setdefault('A', '1')\n", ["A"]),
+    "a variable name": ("import os\nfor key in keys:\n    os.environ[key] = '1'\n", [UNKNOWN]),
+    "in a function above": ("import os\ndef f():\n    os.environ['A'] = '1'\nf()\nimport torch\n", ["A"]),
 }
 
 

@@ -10,9 +10,18 @@ import torch
 from PIL import Image
 from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
-from tests.unit.ddptrain.test_datasets import folder_options, refusal_of
+from tests.unit.ddptrain.test_datasets import folder_options, opened
 
+from ddptrain.config import DataOptions
 from ddptrain.data import image_folder
+from ddptrain.errors import TrainError
+
+
+def refusal_of(given: DataOptions) -> TrainError:
+    with pytest.raises(TrainError) as error:
+        opened(given)
+    assert "\n" not in str(error.value)
+    return error.value
 
 
 def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[..., list], tmp_path: Path) -> None:

@@ -239,21 +239,6 @@ def test_a_link_that_is_down_is_named_and_no_rank():
     check_names(explanation, "node 0 and node 1", "40 s")
     elsewhere = linked(rank(0, BEFORE, state="R"), ["0A", "7F", 90, 15])  # a service that no longer answers
     assert facts(explained(elsewhere, rank(1, BEFORE))) == ("unknown", None, False)
-    # Rank 1 does not answer, so it may be at the other end, or not.
-    unsure = explain_ranks(read_answer({"node": 0, "ranks": [linked(rank(0, WAITS), ["0A", "7F", 90, 15])]}), 2)
-    assert facts(unsure) == ("network", None, False)
-    check_names(unsure, "another machine and node 0", "40 s")
-    ends = ["0A", "0B", "0C", "0D"]  # of four nodes; two links are down
-    nodes = [
-        {"node": node, "ranks": [linked(rank(node, WAITS), [ends[node], ends[node ^ 1], 90, 7])]} for node in range(4)
-    ]
-    both = explain_ranks([view for node in nodes for view in read_answer(node)], 4)
-    check_names(both, "node 0 and node 1", "node 2 and node 3")
-    short = [*BEFORE, entered(8, NOW - 8, done=False)]
-    ranks = (linked(rank(0, short), to_1), rank(1, short), linked(rank(2, short), to_0), rank(3, short))
-    assert facts(explained(*ranks)) == ("network", None, False)
-    joining = (linked(rank(0, []), to_1), rank(1, []), linked(rank(2, []), to_0), rank(3, []))
-    assert facts(explained(*joining)) == ("network", None, True)
 
 
 def test_the_first_rank_and_step_with_a_nan_are_named():

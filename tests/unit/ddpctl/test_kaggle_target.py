@@ -200,18 +200,15 @@ STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "tim
     ("session", "log", "state", "code", "fact"),
     [
         ("queued", None, "pending", None, ""),
-        ("new_script", None, "pending", None, ""),
         ("running", None, "running", None, ""),
         ("cancel_requested", None, "stopping", None, ""),
         ("cancel_acknowledged", None, "stopped", 143, ""),
         ("403", None, "lost", 66, KERNEL),
-        ("404", None, "lost", 66, KERNEL),
         ("complete", answer("logs"), "succeeded", 0, "every rank exited with 0"),
         ("complete", STOPPED, "stopped", 143, "stopped by SIGTERM"),
         ("complete", answer("logs-404"), "succeeded", 0, ""),
         ("error", answer("logs-name-error"), "failed", 1, "NameError: name 'lauch' is not defined"),
         ("error-memory", answer("logs-404"), "failed", 1, "allocate more memory than is available"),
-        ("error-memory", answer("logs-name-error"), "failed", 1, "allocate more memory than is available"),
         ("error-timeout", answer("logs-404"), "failed", 1, "max allowed execution duration"),
     ],
 )

@@ -115,11 +115,9 @@ TRAINER = Output(returncode=0, stdout='{"resources": [{"name": "trainjobs"}]}')
         ({"/apis/trainer": TRAINER}, "PyTorchJob", "training-operator"),
         ({"/openapi": Output(returncode=0, stdout='{"runtimePatches": {}}'), "/apis/kubeflow.org": ABSENT,
           "/apis/trainer": TRAINER}, "TrainJob", "Kubeflow Trainer"),
-        ({"/openapi": Output(returncode=0, stdout='{"podTemplateOverrides": {}}'), "/apis/kubeflow.org": ABSENT,
-          "/apis/trainer": TRAINER}, "Job", "2.2"),
         ({"/apis/kubeflow.org": ABSENT}, "Job", "no Kubeflow operator"),
     ],
-    ids=["training-operator", "trainer", "old trainer", "no operator"],
+    ids=["training-operator", "trainer", "no operator"],
 )  # fmt: skip
 def test_the_workload_is_what_the_cluster_serves(answers: Mapping[str, Output], kind: str, reason: str) -> None:
     asked, submission = submit(answers)
@@ -240,15 +238,9 @@ NOTHING = {"kubernetes.project": Output(returncode=0, value={"files": {}, "left_
         ({"config view": Output(returncode=127, stderr="kubectl: not found")}, {}, UnavailableError, ("kubectl",)),
         ({"/apis/kubeflow.org": UNREACHABLE}, {}, UnavailableError, ("127.0.0.1:16999",)),
         ({DRY_RUN: refused("Pod", recorded("bad/pod-restricted"))}, {}, ConfigError, ("restricted:latest",)),
-        (
-            {DRY_RUN: refused("PyTorchJob", recorded("bad/webhook-down"))},
-            {},
-            UnavailableError,
-            ("validator.pytorchjob",),
-        ),
         ({DRY_RUN: refused("PyTorchJob", recorded("bad/rbac-create"))}, {}, ConfigError, ("k8s/rbac.yaml",)),
     ],
-    ids=["no script", "no operator", "no kubectl", "no answer", "pod security", "webhook", "rights"],
+    ids=["no script", "no operator", "no kubectl", "no answer", "pod security", "rights"],
 )
 def test_a_refusal_comes_before_anything_is_created(
     answers: Mapping[str, Answer], given: dict[str, Any], kind: type[DdpctlError], facts: tuple[str, ...]

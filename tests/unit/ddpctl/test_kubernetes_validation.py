@@ -94,16 +94,12 @@ spec:
 """)
 PATCHES = [
     "metadata: {annotations: {a: null, b: two}}",
-    "metadata: {annotations: null, labels: {team: audio}}",
     "spec: {nodeSelector: {kind: h200}}",
     "spec: {nodeSelector: {$patch: replace, kind: h200}}",
     "spec: {topologySpreadConstraints: [{topologyKey: zone, maxSkew: 1, whenUnsatisfiable: DoNotSchedule}]}",
-    "spec: {topologySpreadConstraints: null}",
     "spec: {securityContext: {runAsUser: 0, fsGroup: null}}",
     "spec: {containers: [{name: main, envFrom: [{secretRef: {name: s}}]}, {name: side, image: s}]}",
-    "spec: {containers: [{name: main, args: null}]}",
     "spec: {containers: [{name: main, env: [{name: C, value: new}, {name: D, value: four}, {name: A, value: x}]}]}",
-    "spec: {containers: [{name: main, env: [{name: B, $patch: delete}]}]}",
     "spec: {containers: [{name: main, resources: {requests: {cpu: 500m}, limits: {cpu: null, memory: 8Gi}}}]}",
     "spec: {volumes: [{name: tmp, $patch: delete}]}",
 ]

@@ -116,13 +116,11 @@ def test_the_ranks_are_started_and_the_gpus_asked_for(target: str, ranks: int | 
     ("text", "flags", "fact"),
     [
         (None, {"gpus": "4", "ranks": "3"}, "--ranks: gpus (4)"),
-        (None, {"ranks": "2"}, "--ranks: gpus (1)"),
         (None, {"ranks": "3", "device": "cpu"}, "set gpus to 3"),
         ("job:\n  gpus: 4\n  ranks: 8\n", {}, "ddpctl.yaml:3:10: ranks: gpus (4)"),
-        ("job: {gpus: 4, ranks: 2}\n", {"gpus": "3"}, "ddpctl.yaml:1:23: ranks: gpus (3)"),
         (None, {"ranks": "0"}, "--ranks: 0"),
     ],
-    ids=["flags", "ranks alone", "on a CPU", "file", "a flag over the file", "none"],
+    ids=["flags", "on a CPU", "file", "none"],
 )
 def test_ranks_that_do_not_divide_the_gpus(
     text: str | None, flags: dict[str, str], fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,10 +159,7 @@ def read(pod: Pod) -> node_config.NodeConfig:
     ("word", "job", "given", "master", "port"),
     [
         ("pytorchjob", PODS, {}, "digits-otter-worker-0", 23456),
-        ("pytorchjob", replace(PODS, port=4000), {}, "digits-otter-worker-0", 4000),
         ("pytorchjob", PODS, {"master": True}, "digits-otter-master-0", 23456),
-        ("pytorchjob", replace(PODS, port=4000), {"master": True}, "digits-otter-master-0", 4000),
-        ("pytorchjob", ELASTIC_PODS, {}, "digits-otter-worker-0", 23456),
         ("trainjob", PODS, {}, "digits-otter-node-0-0.digits-otter", 29500),
         ("trainjob", ELASTIC_PODS, {}, "digits-otter-node-0-0.digits-otter", 29500),
         ("job", PODS, {}, "digits-otter-0.digits-otter", 23456),

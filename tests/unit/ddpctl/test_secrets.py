@@ -52,15 +52,11 @@ def test_a_secret_with_a_shells_own_name_is_refused_by_name(name: str) -> None:
     [
         ("http://me:pw@proxy:3128/x", "http://me:[REDACTED]@proxy:3128/x"),
         ("s3://u:pa/ss@host/x", "s3://u:[REDACTED]@host/x"),
-        ("s3://u:p@ss@host/x", "s3://u:[REDACTED]@host/x"),
         ("git+https://:ghp_abc@github.com/x", "git+https://:[REDACTED]@github.com/x"),
         ("ssh://git@github.com/x https://github.com/x@v1", "ssh://git@github.com/x https://github.com/x@v1"),
-        ("http://host:3128/x tcp://a:1 b@c", "http://host:3128/x tcp://a:1 b@c"),
         ("a value s3cr3tvalue alone", "a value [REDACTED] alone"),
         ("{'a': 'two ö\\'s\\n\"words\"'}", "{'a': '[REDACTED]'}"),
-        ('{"a": "two \\u00f6\'s\\n\\"words\\""}', '{"a": "[REDACTED]"}'),
         ("https://h/?a=two%20%C3%B6%27s%0A%22words%22&b", "https://h/?a=[REDACTED]&b"),
-        ("a value that is too short: ab", "a value that is too short: ab"),
         ("step 5 tokens: 4,096 loss: 0.3", "step 5 tokens: 4,096 loss: 0.3"),
     ],
 )

@@ -10,15 +10,10 @@ from ddpwire import job_env, names
 SOURCES = {
     "item": ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n", ["OMP_NUM_THREADS"]),
     "after the import": ("import os, torch\nos.environ['OMP_NUM_THREADS'] = '1'\n", []),
-    "from torch": ("import os\nfrom torch import nn\nos.environ['A'] = '1'\n", []),
     "another library": ("import os\nimport json\nos.environ['A'] = '1'\n", ["A"]),
-    "read later": ("import os\nos.environ['MASTER_PORT'] = '1'\nos.environ['NCCL_DEBUG'] = 'INFO'\n", []),
     "update": ("import os\nos.environ.update({'A': '1', **x}, B='2')\n", ["A", UNKNOWN, "B"]),
-    "setdefault": ("from os import environ\nenviron.setdefault('A', '1')\n", ["A"]),
     "deleted": ("import os\ndel os.environ['A']\nos.environ.pop('B', None)\n", ["A", "B"]),
-    "a variable name": ("import os\nfor key in keys:\n    os.environ[key] = '1'\n", [UNKNOWN]),
     "torch in a try": ("import os\ntry:\n    import torch\nexcept ImportError:\n    pass\nos.environ['A'] = '1'\n", []),
-    "in a function above": ("import os\ndef f():\n    os.environ['A'] = '1'\nf()\nimport torch\n", ["A"]),
     "its own module": ("import settings\nimport torch\n", ["S"]),
     "no Python": ("this is {\n", []),
 }  # fmt: skip
