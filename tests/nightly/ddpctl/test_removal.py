@@ -1,10 +1,11 @@
-"""ddpctl rm on runs whose nodes have really run: what it removes, keeps and refuses."""
+"""A command that ddpctl prints for one task of an array is about that task alone."""
 
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
+from tests.contract.ddpctl.conftest import world as world
 from tests.contract.ddpctl.worlds import World
 from tests.unit.ddpctl.records import run_of
 

@@ -85,17 +85,17 @@ def test_a_resumed_run_is_where_its_checkpoints_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "holder", "numbers"),
+    ("gpus", "holder", "dead", "numbers"),
     [
-        pytest.param((2, 1), "box1", (0, 1), id="node-0"),
-        pytest.param((2, 1), "box4", (3, 1), id="spare-whose-predecessor-is-back"),
-        pytest.param((2, 2, 1), "box2", (1, 0, 2), id="equal-hosts-change-places"),
-        pytest.param((2, 1), "box2", None, id="too-few-gpus-for-node-0"),
-        pytest.param((2, 1), "", (0, 1), id="shared"),
+        pytest.param((2, 1), "box1", (), (0, 1), id="node-0"),
+        pytest.param((2, 1), "box4", (), (3, 1), id="spare-whose-predecessor-is-back"),
+        pytest.param((2, 2, 1), "box2", (), (1, 0, 2), id="equal-hosts-change-places"),
+        pytest.param((2, 1), "box2", (), None, id="too-few-gpus-for-node-0"),
+        pytest.param((2, 1), "", (), (0, 1), id="shared"),
     ],
 )
 def test_a_resumed_run_keeps_the_order_of_hosts_with_their_own_numbers_of_gpus(
-    gpus: tuple[int, ...], holder: str, numbers: tuple[int, ...] | None
+    gpus: tuple[int, ...], holder: str, dead: tuple[str, ...], numbers: tuple[int, ...] | None
 ) -> None:
     job = replace(PLAN.job, nodes=str(len(gpus)), gpus=gpus, device="cuda")
     plan = replace(AGAIN, job=job, checkpoint_dir=f"{holder}:~/c")
@@ -104,14 +104,15 @@ def test_a_resumed_run_keeps_the_order_of_hosts_with_their_own_numbers_of_gpus(
     options = OPTIONS if holder else replace(OPTIONS, checkpoint_dir="/nfs")
     if numbers is None:
         with pytest.raises(UnavailableError) as error:
-            chosen(plan, options, **has)
+            chosen(plan, options, **has | dict.fromkeys(dead, DEAD))
         assert_names(f"{error.value} {error.value.hint}", holder, "checkpoint_dir")
         stored = replace(plan, job=replace(job, checkpoint_dir="s3://bucket/night"))
-        choice, _ = chosen(stored, **has)
-        assert choice.numbers == (0, 1)
-        assert_names(choice.notes[0], holder, "s3://bucket/night")
+        if not dead:
+            choice, _ = chosen(stored, **has)
+            assert choice.numbers == (0, 1)
+            assert_names(choice.notes[0], holder, "s3://bucket/night")
     else:
-        assert chosen(plan, options, **has)[0].numbers == numbers
+        assert chosen(plan, options, **has | dict.fromkeys(dead, DEAD))[0].numbers == numbers
 
 
 @pytest.mark.parametrize("cut_copy", [False, True])
