@@ -47,11 +47,11 @@ def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     built.write(hosts=addresses(built, 0, 1))
     yield built
     runs = [path.name for path in (built.folder / "runs").glob("*")]
-    left = {pid: line for run in runs for pid, line in built.alive(run).items()}
-    for pid in left:
+    remaining = {pid: line for run in runs for pid, line in built.alive(run).items()}
+    for pid in remaining:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert left == {}
+    assert remaining == {}
 
 
 def addresses(lab: Lab, *numbers: int) -> str:

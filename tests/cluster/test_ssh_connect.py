@@ -56,9 +56,9 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
             stack.enter_context(box(tmp_path / name, person, address="127.0.0.1", port=free_port()))
             for name in ("box1", "box2")
         ]
-        found = Lab(person, (boxes[0], boxes[1]))
-        yield found
-        found.executor.close()
+        made = Lab(person, (boxes[0], boxes[1]))
+        yield made
+        made.executor.close()
 
 
 def test_each_command_gets_its_own_output_exit_code_and_timeout(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,9 +84,9 @@ def test_each_command_gets_its_own_output_exit_code_and_timeout(lab: Lab, capfd:
     line = "for i in 1 2 3; do printf a; sleep 0.05; echo $0$i; done; echo e >&2; exit 4"
     streams = [Command(argv=("sh", "-c", line, name), mode="stream", host=here) for name in "xyz"]
     assert [output.returncode for output in lab.run(*streams)] == [4, 4, 4]
-    said = capfd.readouterr()
-    assert sorted(said.out.splitlines()) == sorted(f"a{name}{i}" for name in "xyz" for i in "123")
-    assert said.err == "e\ne\ne\n"
+    printed = capfd.readouterr()
+    assert sorted(printed.out.splitlines()) == sorted(f"a{name}{i}" for name in "xyz" for i in "123")
+    assert printed.err == "e\ne\ne\n"
 
 
 def test_a_bar_and_a_prompt_of_a_lone_node_come_at_once(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,7 @@ def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capf
         commands = next(verb)
         try:
             while True:
-                moved.extend(one for one in commands if one.transfer or "base64 -d" in str(one.argv))
+                moved.extend(command for command in commands if command.transfer or "base64 -d" in str(command.argv))
                 commands = verb.send((yield commands))
         except StopIteration:
             return
@@ -203,11 +203,11 @@ def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capf
     lab.executor.perform(watched("first"))
     assert [arrived(number, "first") for number in (0, 1)] == [first, first]
     assert (lab.boxes[1].home / ".ddpctl/runs/first/project/link").readlink() == Path("train.py")
-    assert [one.host for one in moved] == hosts
-    said = capfd.readouterr().err
-    assert "project: 6 files, 3.0 MB; left out: " in said
-    assert "runs/log (.ddpignore)" in said
-    assert "sending 12 files, 6.0 MB, to 2 hosts" in said
+    assert [command.host for command in moved] == hosts
+    output = capfd.readouterr().err
+    assert "project: 6 files, 3.0 MB; left out: " in output
+    assert "runs/log (.ddpignore)" in output
+    assert "sending 12 files, 6.0 MB, to 2 hosts" in output
     assert list(scratch.iterdir()) == []
     moved.clear()
 
@@ -232,7 +232,9 @@ def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capf
     lab.executor.perform(watched("fourth"))
     assert [arrived(number, "fourth") for number in (0, 1)] == [files(), files()]
     by_rsync = bool(shutil.which("rsync")) and tools == "all"
-    assert [one.transfer is not None and one.transfer.rsync_to is not None for one in moved] == [by_rsync] * 2
+    assert [command.transfer is not None and command.transfer.rsync_to is not None for command in moved] == [
+        by_rsync
+    ] * 2
 
     with (project / "data").open("wb") as file:
         file.truncate(200_000_000)

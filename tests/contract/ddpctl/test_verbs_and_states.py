@@ -103,24 +103,24 @@ def test_each_verb_in_this_state(kind: str, state: str, world: Callable[[str], W
     try_verbs(world(kind), kind, state, [verb for verb in VERBS if state in ALL_VERBS_IN or verb not in READING])
 
 
-def try_verbs(there: World, kind: str, state: str, verbs: Collection[str]) -> None:
+def try_verbs(site: World, kind: str, state: str, verbs: Collection[str]) -> None:
     """Bring a run into a state, call the verbs one after the other, and compare their codes with the table."""
     named, codes, after = TABLE[kind][state]
     launch = None
     if state in ("launching", "interrupted"):
-        launch = there.interrupted_launch(alive=state == "launching")
+        launch = site.interrupted_launch(alive=state == "launching")
     else:
-        there.enter(state)
+        site.enter(state)
     answered = {}
     try:
-        assert there.state() == named
+        assert site.state() == named
         for verb, code in zip(VERBS, codes, strict=True):
             if verb == "stop" and state == "stopping":
-                there.go()  # its ranks have saved
+                site.go()  # its ranks have saved
             if code is None or verb not in verbs:
                 answered[verb] = code
                 continue
-            done = there.ddpctl(*VERBS[verb])
+            done = site.ddpctl(*VERBS[verb])
             answered[verb] = done.returncode
             output = done.stdout + done.stderr
             assert "None" not in output, output
@@ -129,19 +129,19 @@ def try_verbs(there: World, kind: str, state: str, verbs: Collection[str]) -> No
         assert answered == dict(zip(VERBS, codes, strict=True))
         if launch is not None:
             assert launch.wait(60) == 0
-        assert (there.ddpctl("status", "night").returncode == 66) if not after else (there.state() == after)
+        assert (site.ddpctl("status", "night").returncode == 66) if not after else (site.state() == after)
         if state == "unknown" and kind != "kaggle":  # nothing has happened to the run, and it can be stopped now
-            there.answer_again()
-            assert there.state() in ("training", "running")
-            assert there.ddpctl("stop", "night").returncode == 0
-            assert there.state() == "stopped"
+            site.answer_again()
+            assert site.state() in ("training", "running")
+            assert site.ddpctl("stop", "night").returncode == 0
+            assert site.state() == "stopped"
         if (
             after == "stopped"
             and state in ("starting", "running", "training", "stopping", "stopped")
             and kind != "kaggle"
         ):
-            assert [there.outcome(node)["code"] for node in (0, 1)] == [143, 143]
-        there.wait_for(there.is_over)
+            assert [site.outcome(node)["code"] for node in (0, 1)] == [143, 143]
+        site.wait_for(site.is_over)
     finally:
         if launch is not None:
             launch.kill()

@@ -14,9 +14,9 @@ from ddpctl.operations import image_transfer
 from ddpctl.operations.image_transfer import Blob, Survey
 
 
-@pytest.mark.parametrize(("here", "there", "codec"), [(0, True, "zst"), (127, True, "gz"), (0, False, "gz")])
-def test_layers_are_packed_with_zstd_only_if_every_machine_has_it(here: int, there: bool, codec: str) -> None:
-    surveys = (Survey(host=BOX1, has_zstd=True), Survey(host=BOX2, has_zstd=there))
+@pytest.mark.parametrize(("here", "has_zstd", "codec"), [(0, True, "zst"), (127, True, "gz"), (0, False, "gz")])
+def test_layers_are_packed_with_zstd_only_if_every_machine_has_it(here: int, has_zstd: bool, codec: str) -> None:
+    surveys = (Survey(host=BOX1, has_zstd=True), Survey(host=BOX2, has_zstd=has_zstd))
     assert perform(image_transfer.choose_codec(surveys), {"zstd": Output(returncode=here)})[1] == codec
 
 
@@ -38,14 +38,14 @@ def test_a_survey_lists_each_hosts_layers_or_its_problem() -> None:
     failed = Output(returncode=69, stderr="x\nCannot connect to the Docker daemon\n")
     none = Output(returncode=1, stderr="No such image")
     verb = image_transfer.survey_hosts("docker", "me/train:1", (BOX1, BOX2))
-    asked, surveys = perform(verb, {"image inspect": none, "": {str(BOX1): first, str(BOX2): failed}})
+    commands, surveys = perform(verb, {"image inspect": none, "": {str(BOX1): first, str(BOX2): failed}})
     assert surveys == (
         Survey(host=BOX1, has_zstd=True, files={f"{LOW}.tar.zst": 700, f"{HIGH}.tar.zst.part": 12}),
         Survey(host=BOX2, problem="Cannot connect to the Docker daemon"),
     )
     assert (surveys[0].blob_of(LOW), surveys[0].blob_of(HIGH)) == (f"{LOW}.tar.zst", None)
-    assert [command.host for command in asked] == [BOX1, BOX1, BOX2, BOX2]
-    assert asked[1].argv == ("docker", "image", "inspect", "me/train:1")
+    assert [command.host for command in commands] == [BOX1, BOX1, BOX2, BOX2]
+    assert commands[1].argv == ("docker", "image", "inspect", "me/train:1")
 
 
 def test_the_rest_of_a_blob_goes_over_stdin() -> None:

@@ -17,10 +17,10 @@ def test_a_runtime_that_may_not_be_read_is_an_error_that_names_the_right() -> No
         'User "ann" cannot get resource "clustertrainingruntimes" in API group "trainer.kubeflow.org" at the cluster '
         "scope\n",
     )
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(DdpctlError) as error:
-        submit({NAME: forbidden}, asked=asked)
-    assert not any(command.starts for command in asked)
+        submit({NAME: forbidden}, commands=commands)
+    assert not any(command.starts for command in commands)
     assert_names(error.value, NAME, "dry run", "get clustertrainingruntimes", "ClusterRole")
 
 

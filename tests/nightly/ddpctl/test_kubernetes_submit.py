@@ -34,13 +34,13 @@ def test_a_train_job_whose_runtime_is_not_seen_yet_is_created_again_up_to_four_t
     outputs = iter([unseen] * refusals + [UID])
     answers: dict[str, Answer] = {"--raw": OK, OF_JOB: lambda _: next(outputs)}
     if refusals > 4:
-        asked, error = error_of(answers, workload="trainjob")
+        commands, error = error_of(answers, workload="trainjob")
         assert type(error) is ConfigError
     else:
-        asked, submission = submit(answers, workload="trainjob")
+        commands, submission = submit(answers, workload="trainjob")
         assert submission.handle["workload"] == "trainjob"
-    assert lines(matching(asked, "sleep")) == ["sleep 1", "sleep 2", "sleep 4", "sleep 8"][:refusals]
-    assert kinds(matching(asked, OF_JOB)) == ["TrainJob"] * min(refusals + 1, 5)
+    assert lines(matching(commands, "sleep")) == ["sleep 1", "sleep 2", "sleep 4", "sleep 8"][:refusals]
+    assert kinds(matching(commands, OF_JOB)) == ["TrainJob"] * min(refusals + 1, 5)
 
 
 def test_a_cluster_that_does_not_answer_is_noted_for_a_workload_that_was_named() -> None:
@@ -61,10 +61,10 @@ def test_a_context_that_does_not_exist_is_refused_with_those_that_do(contexts: s
 
 def test_a_name_that_no_service_can_have_is_refused_before_the_cluster_judges_it() -> None:
     target, plan = KubernetesTarget(KubernetesOptions(workload="pytorchjob")), plan_of(run="a" * 55)
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(ConfigError) as error:
-        perform(target.submit(plan, attached=True), cluster(), asked)
-    assert matching(asked, "create") == []
+        perform(target.submit(plan, attached=True), cluster(), commands)
+    assert matching(commands, "create") == []
     assert all(fact in str(error.value) for fact in ("--name", plan.name, "55", "54"))
 
 

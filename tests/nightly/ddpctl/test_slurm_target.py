@@ -74,9 +74,9 @@ def test_an_array_after_another_run_depends_on_its_job() -> None:
             Output(returncode=0, stdout="==> squeue <==\n5|N/A|RUNNING||N/A|\n") if queue.ASK in command.argv else SENT
         ),
     }
-    asked, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
-    assert only(asked, "run_store.read").call.args == (Path("/r/day"),)
-    assert only(asked, "--parsable /r").argv == (
+    commands, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
+    assert only(commands, "run_store.read").call.args == (Path("/r/day"),)
+    assert only(commands, "--parsable /r").argv == (
         "sbatch", "--job-name=night", "--output=/r/night/job-%a.log", "--chdir=/p", "--dependency=afterok:5",
         "--kill-on-invalid-dep=yes", "--parsable", "/r/night/job.sh", UID,
     )  # fmt: skip
@@ -84,10 +84,10 @@ def test_an_array_after_another_run_depends_on_its_job() -> None:
 
 
 def test_inside_of_an_allocation_its_nodes_are_used() -> None:
-    asked, submission = submit({"bash ": Output(returncode=0, stdout="1234\n")}, SLURM_JOB_ID="99")
-    assert matching(asked, "sbatch --job") == []
-    assert only(asked, "cat >").argv[-1] == "/r/night/job.sh"
-    assert only(asked, "bash /r/night/job.sh") == Command(
+    commands, submission = submit({"bash ": Output(returncode=0, stdout="1234\n")}, SLURM_JOB_ID="99")
+    assert matching(commands, "sbatch --job") == []
+    assert only(commands, "cat >").argv[-1] == "/r/night/job.sh"
+    assert only(commands, "bash /r/night/job.sh") == Command(
         argv=("bash", "/r/night/job.sh"), cwd="/p", mode="background", output="/r/night/job.log", placeholder="<pid>",
         starts=True,
     )  # fmt: skip
@@ -99,8 +99,8 @@ def test_inside_of_an_allocation_its_nodes_are_used() -> None:
 
 def test_a_command_runs_beside_the_ranks_of_a_node() -> None:
     target = SlurmTarget(DEFAULTS)
-    asked, code = perform(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=3)})
-    command = only(asked)
+    commands, code = perform(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=3)})
+    command = only(commands)
     assert (command.argv[4:], command.mode, code) == (("7", "1", "/p", "--", "nvidia-smi"), "stream", 3)
     docker = SlurmTarget(SlurmOptions(runtime="docker"))
     command = only(perform(docker.execute(RUN, node=1, argv=(), tty=True), {})[0])
@@ -112,12 +112,12 @@ SBATCH = ("sbatch", "--job-name=night", "--output=/r/night/job.log", "--chdir=/p
 
 
 def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
-    asked, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
+    commands, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
     script = render_script(PLAN, SlurmOptions())
-    assert only(asked, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
-    written = only(asked, "cat >")
+    assert only(commands, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
+    written = only(commands, "cat >")
     assert (written.argv[-1], written.stdin) == ("/r/night/job.sh", script)
-    assert only(asked, "--parsable") == Command(
+    assert only(commands, "--parsable") == Command(
         argv=(*SBATCH, "--parsable", "/r/night/job.sh", UID), placeholder="<job>", timeout_s=120, starts=True
     )
     assert submission == Submission(

@@ -28,40 +28,42 @@ from ddpctl.targets.ssh.target import SshTarget
 
 
 def test_root_gives_the_folder_to_the_images_user() -> None:
-    asked, _ = submit(*(facts(number, id="0:0", home="/root") for number in (1, 2)))
-    text = matching(asked, START)[0].stdin or ""
+    commands, _ = submit(*(facts(number, id="0:0", home="/root") for number in (1, 2)))
+    text = matching(commands, START)[0].stdin or ""
     assert 'chown -R 10001:10001 "$HOME"/.ddpctl/runs/night && chown 10001:10001 /root/.ddpctl/' in text
     assert "--user=10001:10001 " in text
 
 
 def test_a_dry_run_on_hosts_without_gpus_asks_for_none() -> None:
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(ConfigError):
-        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: by_host(facts(1, image=None), facts(2)), **ANSWERS}, asked)
-    assert ["--gpus" in (start.stdin or "") for start in matching(asked, START)] == [False, False]
+        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: by_host(facts(1, image=None), facts(2)), **ANSWERS}, commands)
+    assert ["--gpus" in (start.stdin or "") for start in matching(commands, START)] == [False, False]
 
 
 def test_a_dry_run_sends_the_whole_project() -> None:
     listed = {"files": {"a.py": "1"}, "sizes": {"a.py": 1}, "left_out": [], "rsync": True, "zstd": True}
     here = Output(returncode=0, stdout=json.dumps(listed))
     verb = sync([OPTIONS.hosts[0].host], cwd="/p", home="~/.ddpctl", run="night", run_dir="/s/night")
-    asked, lines = next(verb), []
+    commands, lines = next(verb), []
     with suppress(StopIteration):
         while True:
-            lines += [shell_line(command) for command in asked]
-            asked = verb.send(tuple(here if one.probe else replace(OK, stdout=one.placeholder) for one in asked))
+            lines += [shell_line(command) for command in commands]
+            commands = verb.send(
+                tuple(here if request.probe else replace(OK, stdout=request.placeholder) for request in commands)
+            )
     (sent,) = [line for line in lines if "tar --extract" in line]
     assert sent.startswith("ssh -- box1 ")
     assert sent.endswith(" </s/night/project.tar.0")
 
 
 def test_a_dry_run_shows_its_commands_although_a_host_is_not_ready() -> None:
-    asked: list[Command] = []
+    commands: list[Command] = []
     hosts = by_host(facts(1, gpu=GPUS), Output(returncode=255, stderr="no route\n"))
     with pytest.raises(UnavailableError) as error:
-        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: hosts, **ANSWERS}, asked)
+        perform(SshTarget(OPTIONS).dry_run(PLAN), {FACTS: hosts, **ANSWERS}, commands)
     assert "1 of 2" in str(error.value).splitlines()[0]
-    first, second = matching(asked, START)
+    first, second = matching(commands, START)
     assert '--gpus="device=GPU-0,GPU-1"' in (first.stdin or "")
     line = next(line for line in (second.stdin or "").splitlines() if line.startswith("docker run"))
     assert "'--user=<uid>:<gid>'" in line

@@ -47,8 +47,8 @@ def test_a_wait_ends_where_the_host_of_a_ticket_is_lost() -> None:
 
 def test_a_lost_node_without_a_spare_that_is_ready_is_named() -> None:
     states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": DEAD}
-    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
-    assert (moved.nodes, matching(asked, START)) == ((), [])
+    commands, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
+    assert (moved.nodes, matching(commands, START)) == ((), [])
     assert [fact in moved.note for fact in ("box2 (node 1)", "box3", "box4", "no route to host")] == [True] * 4
     assert not SshTarget(replace(OPTIONS, hosts=BOXES[:2])).has_spares(ON_TWO)
 

@@ -64,18 +64,18 @@ def test_a_large_project_is_refused_and_the_largest_are_named(tmp_path: Path, mo
         file.truncate(200_000_001)
     (tmp_path / "a.py").write_text("")
     (tmp_path / "dropped").write_text("")
-    found = look(
+    files = look(
         "rsync  version 3.2.7\0/usr/bin/zstd\0/\0a.py\0data/x\0gone\0data\0dropped\0data/\0/\0dropped\0/\0.venv/\0/\0"
     )
-    assert found["left_out"] == [
+    assert files["left_out"] == [
         ".venv/ (ignored)",
         "dropped (.ddpignore)",
         "data (no file)",
         "data/ (a repository of its own)",
     ]
-    assert (sorted(found["files"]), found["rsync"], found["zstd"]) == (["a.py", "data/x"], True, True)
+    assert (sorted(files["files"]), files["rsync"], files["zstd"]) == (["a.py", "data/x"], True, True)
     with pytest.raises(ConfigError) as error:
-        _project("/project", Output(returncode=0, stdout=json.dumps(found)))
+        _project("/project", Output(returncode=0, stdout=json.dumps(files)))
     assert (error.value.code, error.value.fields) == (78, {"num_bytes": 200_000_001})
     assert "(largest: data/ 200.0 MB, a.py 0 B)" in error.value.message
 

@@ -6,11 +6,14 @@ import os
 import threading
 
 import pytest
+from tests.unit.ddprun import test_runtime_folder
 from tests.unit.ddprun.test_runtime_folder import elsewhere
 
 from ddpwire import locks
 from ddpwire.locks import Lock
 from ddpwire.run_files import LOCK
+
+without_flock = test_runtime_folder.without_flock  # the fixture
 
 
 def test_another_error_of_a_lock_names_its_file(tmp_path, monkeypatch):

@@ -50,8 +50,8 @@ def test_gpus_are_read_from_nvml(monkeypatch):
 
     def assert_problems(num_gpus: int, *facts: tuple[str, ...]) -> None:
         problems = ddprun_machine.read_health(num_gpus).gpu_problems
-        for problem, words in zip(problems, facts, strict=True):
-            assert_names(problem, *words)
+        for problem, arguments in zip(problems, facts, strict=True):
+            assert_names(problem, *arguments)
 
     first, second, third = ("GPU 0", "5", "ECC"), ("GPU 1", "pid 12"), ("GPU 2", "5", "ECC")
     assert_problems(3, first, second, third)

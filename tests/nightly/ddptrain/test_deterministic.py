@@ -25,9 +25,9 @@ def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
     monkeypatch.setattr(sys, "argv", ["exact.py", "--groups", "ranks", "--rows", "^3 ranks"])
     with pytest.raises(SystemExit) as ended:
         exact.main()
-    said, errors = capsys.readouterr()
-    assert ended.value.code == 0, said + errors
-    assert said.count(" equal |") == 1
+    output, errors = capsys.readouterr()
+    assert ended.value.code == 0, output + errors
+    assert output.count(" equal |") == 1
 
 
 def test_dropout_goes_on_where_it_was(

@@ -30,7 +30,7 @@ def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[...
     began = time.monotonic()
     ended = train("--data=folder", "--data-dir=pictures", size=2)
     took_s = time.monotonic() - began
-    assert [(one.code, one.out) for one in ended] == [(65, "")] * 2
+    assert [(rank.code, rank.out) for rank in ended] == [(65, "")] * 2
     assert_names(ended[0].err.rpartition(": ")[0], "pictures/class2/3.png")
     assert (ended[0].err.count("\n"), ended[1].err) == (1, "")
     assert took_s < 60  # on a busy machine; docs/benchmarks.md has it on a quiet one

@@ -40,8 +40,8 @@ def test_the_tutorials_own_give_the_same_numbers_and_gradients(name: str, shape:
     images = torch.rand(4, shape.channels, shape.size_px, shape.size_px, dtype=torch.float64)
     for model in (theirs, ours):
         torch.nn.functional.cross_entropy(model(images), torch.arange(4)).backward()
-    for one, other in zip(theirs.parameters(), ours.parameters(), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+    for parameter, other in zip(theirs.parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])

@@ -26,7 +26,7 @@ def test_moments_of_the_other_memory_format_belong_to_their_weights(name: str, f
         optimizer.step()
         saved = optimizer.state_dict()
         for state in saved["state"].values():
-            state.update({key: one.to(memory_format=moments) for key, one in state.items() if one.dim() == 4})
+            state.update({key: item.to(memory_format=moments) for key, item in state.items() if item.dim() == 4})
         optimizer.load_state_dict(saved)
         match_strides(optimizer)
         weight.grad = weight.grad.flip(0)
@@ -49,8 +49,11 @@ def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
     for weight, state in optimizer.state.items():
         assert state["momentum_buffer"].stride() == weight.stride()
     groups = [
-        {"params": [one for one in theirs.parameters() if one.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in theirs.parameters() if parameter.ndim >= 2],
+            "weight_decay": weight_decay,
+        },
+        {"params": [parameter for parameter in theirs.parameters() if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     plain = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True)
     for step in range(4):
@@ -64,8 +67,8 @@ def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
             assert torch.equal(weight, other)
             assert torch.equal(
                 *(
-                    one.state[of].get("momentum_buffer", torch.zeros(()))
-                    for one, of in ((optimizer, weight), (plain, other))
+                    parameter.state[of].get("momentum_buffer", torch.zeros(()))
+                    for parameter, of in ((optimizer, weight), (plain, other))
                 )
             )
 
@@ -81,9 +84,9 @@ def test_an_overflow_in_the_first_step_leaves_the_moments_at_0(filled_with_nan: 
         scaler.update()
         if scale != 1.0:
             moments = [state["momentum_buffer"] for state in optimizer.state.values()]
-            assert all(torch.equal(one, torch.zeros_like(one)) for one in moments)
+            assert all(torch.equal(parameter, torch.zeros_like(parameter)) for parameter in moments)
             assert all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
-    assert all(bool(one.isfinite().all()) for one in model.parameters())
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
     assert not torch.equal(next(model.parameters()), next(before.parameters()))
 
 

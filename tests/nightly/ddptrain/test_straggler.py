@@ -39,7 +39,7 @@ def test_named_within_20_long_steps_five_of_five_and_nobody_in_1000_healthy_ones
 ) -> None:
     command = (str(Path(__file__).with_name("straggling.py")), str(step_s))
     ended = train(size=size, command=command, environ={"NODE_RANK": "3"})
-    assert [(one.code, one.err) for one in ended] == [(0, "")] * size
+    assert [(rank.code, rank.err) for rank in ended] == [(0, "")] * size
     lines = ended[0].out.splitlines()
     assert len(lines) == 10
     for spell, (slow, again) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
@@ -86,4 +86,4 @@ def test_short_steps_are_joined_and_one_fast_step_clears_a_rank() -> None:
     assert LASTING_S / 0.1 - 1 <= named <= (LASTING_S + 2 * COMPARISON_S) / 0.1
     policy = StragglerPolicy(2)
     own_s = [(0.01, 0.01 if number % 5 == 0 else 0.03) for number in range(200)]
-    assert not any(policy.update(one, seconds=0.1) for one in own_s)
+    assert not any(policy.update(seconds, seconds=0.1) for seconds in own_s)

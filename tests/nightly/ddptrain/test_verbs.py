@@ -50,9 +50,9 @@ def test_a_number_of_parameters(text: str, value: float) -> None:
     ],
 )
 def test_wrong_arguments_of_fit_are_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as ended:
         memory_estimate.main(arguments.split())
-    assert left.value.code == 2
+    assert ended.value.code == 2
     assert_names(capsys.readouterr().err, "ddptrain fit --help")
 
 

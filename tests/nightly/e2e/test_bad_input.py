@@ -70,12 +70,12 @@ def test_a_spec_may_name_a_script_of_its_image(tmp_path: Path) -> None:
         "targets:\n  image: {kind: kubernetes, project: []}\n  slurm: {kind: slurm, runtime: apptainer}\n"
         "job: {image: train.sif}\n"
     )
-    for words in (
+    for arguments in (
         ("-t", "image", "--", "no.py"),
         ("-t", "kubernetes", "--", "/app/no.py"),
         ("-t", "slurm", "--", "/app/no.py"),
     ):
-        done = in_process("render", *words, cwd=tmp_path)
+        done = in_process("render", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -44,11 +44,11 @@ def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     built.write()
     yield built
     names = [path.name for path in (built.folder / "runs").glob("*")]
-    left = {pid: line for name in names for pid, line in built.alive(name).items()}
-    for pid in left:
+    remaining = {pid: line for name in names for pid, line in built.alive(name).items()}
+    for pid in remaining:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert left == {}
+    assert remaining == {}
 
 
 def weights(text: str) -> str:
@@ -60,10 +60,10 @@ def weights(text: str) -> str:
 def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(lab: Lab, tmp_path: Path) -> None:
     checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
     program = ("--", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
-    there = lab.ddpctl("launch", "--name", "night", *program)
-    assert there.returncode == 0, there.stderr + there.stdout
-    assert "continuing at step " in there.stdout
-    assert weights(there.stdout) == exact.undisturbed((1, 4), exact.DIGITS)
+    resumed = lab.ddpctl("launch", "--name", "night", *program)
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert "continuing at step " in resumed.stdout
+    assert weights(resumed.stdout) == exact.undisturbed((1, 4), exact.DIGITS)
 
 
 def test_ctrl_c_saves_a_training_and_a_second_one_kills_frozen_ranks(lab: Lab) -> None:

@@ -74,8 +74,8 @@ def test_server_that_is_slow_to_agree_on_keys_is_not_taken_for_another_program(
     monkeypatch.setattr("ddpctl.execution.ssh.CONNECT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         address, port = server.getsockname()
-        asked = pool.submit(lab.run, Command(argv=("true",), host=Host(address=address, port=port)))
+        commands = pool.submit(lab.run, Command(argv=("true",), host=Host(address=address, port=port)))
         with server.accept()[0] as connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-            (slow,) = asked.result()
+            (slow,) = commands.result()
     assert (slow.returncode, " 1 s" in slow.stderr) == (255, True), slow.stderr

@@ -33,12 +33,12 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
     manifest = json.dumps([{"Config": f"{CONFIG}.json", "Layers": ["a/layer.tar", "b/layer.tar", "link/layer.tar"]}])
     verb = image_transfer.pack("podman", IMAGE, frozenset({LOW}), "zst", "/cache", "/cache/ship-1")
     stdouts = {"manifest.json": manifest, f"{CONFIG}.json plain": "9\n", "a/layer.tar": "700\n"}
-    asked, blobs = perform(verb, {part: Output(returncode=0, stdout=stdout) for part, stdout in stdouts.items()})
+    commands, blobs = perform(verb, {part: Output(returncode=0, stdout=stdout) for part, stdout in stdouts.items()})
     assert blobs == (
         Blob(digest=CONFIG, name=f"{CONFIG}.json", path=f"/cache/{CONFIG}.json", size=9),
         (Blob(digest=LOW, name=f"{LOW}.tar.zst", path=f"/cache/{LOW}.tar.zst", size=700),),
     )
-    assert [command.argv[4:] if command.argv[0] == "sh" else command.argv for command in asked] == [
+    assert [command.argv[4:] if command.argv[0] == "sh" else command.argv for command in commands] == [
         ("podman", "save", "--format", "docker-archive", "--output", "/cache/ship-1/image.tar", "me/train:1"),
         ("tar", "-xOf", "/cache/ship-1/image.tar", "manifest.json"),
         ("/cache/ship-1/image.tar", f"{CONFIG}.json", f"/cache/{CONFIG}.json", "plain"),
@@ -48,12 +48,12 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
 
 
 def test_images_that_are_packed_at_the_same_time_share_no_file(tmp_path: Path) -> None:
-    asked: list[Command] = []
-    executor = SimpleNamespace(perform=lambda verb: perform(verb, {"save": Output(returncode=1)}, asked)[1])
+    commands: list[Command] = []
+    executor = SimpleNamespace(perform=lambda verb: perform(verb, {"save": Output(returncode=1)}, commands)[1])
     context: Any = SimpleNamespace(executor=executor, emit=print)
     with pytest.raises(UnavailableError):
         image_transfer._pack(context, "docker", IMAGE, [Survey(host=BOX1)], tmp_path)
-    path = Path(only(asked, "save").argv[-2])
+    path = Path(only(commands, "save").argv[-2])
     assert (path.parent.parent, path.parent.exists()) == (tmp_path, False)
 
 
@@ -81,9 +81,9 @@ def test_a_host_loads_what_it_has_under_the_images_name() -> None:
     names = (f"{LOW}.tar.zst", f"{HIGH}.tar.gz", f"{LOW}.tar.zst")
     config = Blob(digest=CONFIG, name=f"{CONFIG}.json")
     verb = image_transfer.load("docker", BOX1, IMAGE, config, names)
-    asked, image = perform(verb, {"image inspect": Output(returncode=0, stdout=INSPECTED)})
+    commands, image = perform(verb, {"image inspect": Output(returncode=0, stdout=INSPECTED)})
     assert image.id == IMAGE.id
-    engine, manifest, *rest = asked[0].argv[4:]
+    engine, manifest, *rest = commands[0].argv[4:]
     assert (engine, rest) == ("docker", [f"{CONFIG}.json", f"{LOW}.tar.zst", f"{HIGH}.tar.gz"])
     assert json.loads(manifest) == [
         {
@@ -152,9 +152,9 @@ def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": str(tmp_path)})
-    (asked,) = next(pull_places("night", [place], str(tmp_path / "here")))
+    (commands,) = next(pull_places("night", [place], str(tmp_path / "here")))
     environ = {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(["/bin/sh"], input=asked.stdin, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["/bin/sh"], input=commands.stdin, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.partition(":")[2] for line in done.stdout.split("\0") if line} == {
         "./task-1/node-0/rank-0.log",

@@ -195,35 +195,35 @@ def answer_of(text: str, kind: str = "ClusterTrainingRuntime") -> Output:
 
 
 def submit(
-    answers: Mapping[str, Output], job: JobSpec = JOB, name: str = NAME, asked: list[Command] | None = None
+    answers: Mapping[str, Output], job: JobSpec = JOB, name: str = NAME, commands: list[Command] | None = None
 ) -> list[Command]:
     options = KubernetesOptions(workload="trainjob", runtime=name)
     given = {**answers, "config view": VIEW, "jsonpath={.metadata.uid}": Output(returncode=0, stdout="af8e18f3")}
-    return perform(target.KubernetesTarget(options, {}).submit(plan_of(job), attached=True), given, asked)[0]
+    return perform(target.KubernetesTarget(options, {}).submit(plan_of(job), attached=True), given, commands)[0]
 
 
 @pytest.mark.parametrize("kind", ["ClusterTrainingRuntime", "TrainingRuntime"])
 def test_a_launch_reads_the_runtime_even_in_a_dry_run_and_sends_its_fields(kind: str) -> None:
     name = NAME if kind.startswith("C") else f"{kind}/{NAME}"
-    asked = submit({NAME: answer_of(PLATFORM, kind)}, name=name)
-    (read,) = matching(asked, NAME)
+    commands = submit({NAME: answer_of(PLATFORM, kind)}, name=name)
+    (read,) = matching(commands, NAME)
     resource = f"{kind.lower()}s.trainer.kubeflow.org"
     assert lines([read]) == [f"{KUBECTL} get {resource} {NAME} --ignore-not-found -o json"]
     assert read.probe
-    things = [yaml.safe_load(command.stdin or "") for command in matching(asked, "create --validate")]
+    things = [yaml.safe_load(command.stdin or "") for command in matching(commands, "create --validate")]
     (runtime,) = [thing for thing in things if thing["kind"] == "TrainingRuntime"]
     assert runtime["spec"]["podGroupPolicy"] == yaml.safe_load(PLATFORM)["podGroupPolicy"]
     assert runtime["metadata"]["name"] == "digits-otter"
-    job = yaml.safe_load(only(asked, "jsonpath={.metadata.uid}").stdin or "")
+    job = yaml.safe_load(only(commands, "jsonpath={.metadata.uid}").stdin or "")
     assert job["spec"]["runtimeRef"]["name"] == "digits-otter"
 
 
 def test_a_runtime_that_does_not_exist_is_named_with_those_that_exist() -> None:
     known = Output(returncode=0, stdout="jax-distributed torch-distributed")
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(DdpctlError) as error:
-        submit({"jsonpath={.items[*]": known}, name="torch-distibuted", asked=asked)
-    assert (error.value.code, any(command.starts for command in asked)) == (78, False)
+        submit({"jsonpath={.items[*]": known}, name="torch-distibuted", commands=commands)
+    assert (error.value.code, any(command.starts for command in commands)) == (78, False)
     assert_names(error.value, "ClusterTrainingRuntime", "torch-distibuted", "jax-distributed", NAME)
 
 

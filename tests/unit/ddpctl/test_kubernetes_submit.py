@@ -49,37 +49,37 @@ def submit(
     *,
     job: JobSpec = JOB,
     uid: str = "",
-    asked: list[Command] | None = None,
+    commands: list[Command] | None = None,
     **options: Any,
 ) -> tuple[list[Command], Submission]:
     target = KubernetesTarget(KubernetesOptions(**options), {"TOKEN": "c4nary"})
-    return perform(target.submit(plan_of(job, uid=uid), attached=True), cluster(answers), asked)
+    return perform(target.submit(plan_of(job, uid=uid), attached=True), cluster(answers), commands)
 
 
 def error_of(answers: Mapping[str, Answer], **rest: Any) -> tuple[list[Command], DdpctlError]:
     """The commands of a launch that starts nothing, and its reason."""
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(DdpctlError) as error:
-        submit(answers, asked=asked, **rest)
-    assert error.value.fields.get("is_undone", False) == any(command.starts for command in asked)
-    return asked, error.value
+        submit(answers, commands=commands, **rest)
+    assert error.value.fields.get("is_undone", False) == any(command.starts for command in commands)
+    return commands, error.value
 
 
-def container_of(asked: list[Command]) -> dict[str, Any]:
-    pod = pod_of(asked)
+def container_of(commands: list[Command]) -> dict[str, Any]:
+    pod = pod_of(commands)
     (container,) = pod["containers"]
     return dict(container)
 
 
-def pod_of(asked: list[Command]) -> dict[str, Any]:
-    job = yaml.safe_load(only(asked, OF_JOB).stdin or "")
+def pod_of(commands: list[Command]) -> dict[str, Any]:
+    job = yaml.safe_load(only(commands, OF_JOB).stdin or "")
     return dict(job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"])
 
 
 def test_a_launch_has_its_objects_validated_before_it_creates_them_and_makes_the_job_their_owner() -> None:
-    asked, submission = submit()
-    looks, judged, created = matching(asked, "--raw"), matching(asked, DRY_RUN), matching(asked, CREATE)
-    assert lines(matching(asked, "config view")) == ["kubectl config view --minify -o json"]
+    commands, submission = submit()
+    looks, judged, created = matching(commands, "--raw"), matching(commands, DRY_RUN), matching(commands, CREATE)
+    assert lines(matching(commands, "config view")) == ["kubectl config view --minify -o json"]
     assert lines(looks) == [
         f"{KUBECTL} get --raw /apis/kubeflow.org/v1",
         f"{KUBECTL} get --raw /apis/trainer.kubeflow.org/v1alpha1",
@@ -93,12 +93,12 @@ def test_a_launch_has_its_objects_validated_before_it_creates_them_and_makes_the
     ]
     assert kinds(created) == ["NetworkPolicy", "Secret", "PyTorchJob"]
     owner = '{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "digits-otter", "uid": "af8e18f3"}'
-    patched = matching(asked, " patch ")
+    patched = matching(commands, " patch ")
     assert lines(patched) == [
         f'{KUBECTL} patch {kind} digits-otter --type=merge --patch \'{{"metadata": {{"ownerReferences": [{owner}]}}}}\''
         for kind in ("networkpolicy", "secret")
     ]
-    assert asked[-8:] == [*judged, *created, *patched]
+    assert commands[-8:] == [*judged, *created, *patched]
     handle = {"workload": "pytorchjob", "context": "lab", "namespace": "ml", "logs": "ddpctl logs digits-otter"}
     assert (submission.handle, submission.checkpoint_dir) == (handle, "/runs/digits-otter/checkpoints")
     assert all(fact in submission.note for fact in ("PyTorchJob", "training-operator", "namespace ml", "context lab"))
@@ -120,41 +120,41 @@ TRAINER = Output(returncode=0, stdout='{"resources": [{"name": "trainjobs"}]}')
     ids=["training-operator", "trainer", "no operator"],
 )  # fmt: skip
 def test_the_workload_is_what_the_cluster_serves(answers: Mapping[str, Output], kind: str, reason: str) -> None:
-    asked, submission = submit(answers)
-    assert kinds([only(asked, OF_JOB)]) == [kind]
+    commands, submission = submit(answers)
+    assert kinds([only(commands, OF_JOB)]) == [kind]
     assert submission.note.startswith(f"a {kind} (")
     assert reason in submission.note.partition("\n")[0]
 
 
 def test_a_workload_and_a_namespace_that_are_named_are_used() -> None:
-    asked, submission = submit(workload="job", namespace="team")
-    assert lines(matching(asked, "--raw")) == [
+    commands, submission = submit(workload="job", namespace="team")
+    assert lines(matching(commands, "--raw")) == [
         "kubectl --context lab --namespace team --request-timeout=30s get --raw /apis/batch/v1"
     ]
-    assert kinds(matching(asked, DRY_RUN)) == ["Pod", "Service", "NetworkPolicy", "Job"]
-    assert kinds(matching(asked, CREATE)) == ["NetworkPolicy", "Service", "Secret", "Job"]
+    assert kinds(matching(commands, DRY_RUN)) == ["Pod", "Service", "NetworkPolicy", "Job"]
+    assert kinds(matching(commands, CREATE)) == ["NetworkPolicy", "Service", "Secret", "Job"]
     handle = {"workload": "job", "context": "lab", "namespace": "team", "logs": "ddpctl logs digits-otter"}
     assert submission.handle == handle
 
 
 def test_a_train_job_is_not_validated_before_its_runtime_exists() -> None:
-    asked, _ = submit({"--raw": OK}, workload="trainjob")
-    assert kinds(matching(asked, DRY_RUN)) == ["Pod", "TrainingRuntime", "NetworkPolicy"]
-    assert kinds(matching(asked, CREATE)) == ["NetworkPolicy", "TrainingRuntime", "Secret", "TrainJob"]
+    commands, _ = submit({"--raw": OK}, workload="trainjob")
+    assert kinds(matching(commands, DRY_RUN)) == ["Pod", "TrainingRuntime", "NetworkPolicy"]
+    assert kinds(matching(commands, CREATE)) == ["NetworkPolicy", "TrainingRuntime", "Secret", "TrainJob"]
 
 
 def test_a_secret_goes_through_stdin_alone() -> None:
-    asked, _ = submit(job=SECRET, workload="pytorchjob")
-    assert [command for command in asked if "c4nary" in shell_line(command)] == []
-    holder = only(asked, "c4nary")
+    commands, _ = submit(job=SECRET, workload="pytorchjob")
+    assert [command for command in commands if "c4nary" in shell_line(command)] == []
+    holder = only(commands, "c4nary")
     assert (holder.secret, kinds([holder])) == (True, ["Secret"])
     reference = {"secretKeyRef": {"name": "digits-otter", "key": "TOKEN"}}
-    assert {"name": "TOKEN", "valueFrom": reference} in container_of(asked)["env"]
+    assert {"name": "TOKEN", "valueFrom": reference} in container_of(commands)["env"]
 
 
 def test_a_launch_creates_the_secret_with_which_nodes_sign() -> None:
-    asked, _ = submit(uid="4c1f5a1e2b3d")
-    holder = only(asked, "store.secret: ")
+    commands, _ = submit(uid="4c1f5a1e2b3d")
+    holder = only(commands, "store.secret: ")
     created = yaml.safe_load(holder.stdin or "")
     value = created["stringData"]["store.secret"]
     assert re.fullmatch("[0-9a-f]{64}", value)
@@ -172,8 +172,8 @@ def test_a_launch_creates_the_secret_with_which_nodes_sign() -> None:
         "stringData": {"store.secret": value},
     }
     assert holder.secret
-    assert [command for command in asked if value in shell_line(command)] == []
-    assert matching(asked, value) == [holder]
+    assert [command for command in commands if value in shell_line(command)] == []
+    assert matching(commands, value) == [holder]
 
 
 @pytest.mark.parametrize(("profile", "mode"), [("restricted", 0o440), ("rdma", 0o400)])
@@ -196,8 +196,8 @@ def test_a_pod_mounts_the_secret_if_it_exists(profile: Any, mode: int) -> None:
 
 def test_a_user_who_may_not_create_secrets_gets_a_run_that_signs_nothing() -> None:
     answers = {DRY_RUN: OK, OF_JOB: UID, CREATE: refused("Secret", NO_SECRETS)}
-    asked, submission = submit(answers, workload="pytorchjob")
-    assert [line.split()[7] for line in lines(matching(asked, " patch "))] == ["networkpolicy"]
+    commands, submission = submit(answers, workload="pytorchjob")
+    assert [line.split()[7] for line in lines(matching(commands, " patch "))] == ["networkpolicy"]
     (warning,) = submission.table
     assert "k8s/rbac-secrets.yaml" in warning
     _, error = error_of(answers, job=SECRET, workload="pytorchjob")
@@ -209,13 +209,13 @@ def test_a_script_goes_along_with_the_files_it_needs() -> None:
     files = {"lib/model.py": "x = 1\n", "train.py": "import lib.model\n"}
     read = Output(returncode=0, value={"files": files, "left_out": ["lib/secrets.py"]})
     job = replace(SIZED, command=("./train.py", "--lr", "0.1"))
-    asked, submission = submit({"git ls-files": listed, "kubernetes.project": read}, job=job, workload="pytorchjob")
-    assert lines(matching(asked, "git ")) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
-    reader = only(asked, "kubernetes.project")
+    commands, submission = submit({"git ls-files": listed, "kubernetes.project": read}, job=job, workload="pytorchjob")
+    assert lines(matching(commands, "git ")) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
+    reader = only(commands, "kubernetes.project")
     assert reader.call.args == (Path("/project"), listed.stdout, ("*.py", "train.py"))
-    config_map = yaml.safe_load(only(asked, "kind: ConfigMap").stdin or "")
+    config_map = yaml.safe_load(only(commands, "kind: ConfigMap").stdin or "")
     assert config_map["data"] == {"000-model.py": "x = 1\n", "001-train.py": "import lib.model\n"}
-    assert [volume["configMap"] for volume in pod_of(asked)["volumes"] if "configMap" in volume] == [
+    assert [volume["configMap"] for volume in pod_of(commands)["volumes"] if "configMap" in volume] == [
         {
             "name": "digits-otter",
             "items": [{"key": "000-model.py", "path": "lib/model.py"}, {"key": "001-train.py", "path": "train.py"}],
@@ -245,8 +245,8 @@ NOTHING = {"kubernetes.project": Output(returncode=0, value={"files": {}, "left_
 def test_a_refusal_comes_before_anything_is_created(
     answers: Mapping[str, Answer], given: dict[str, Any], kind: type[DdpctlError], facts: tuple[str, ...]
 ) -> None:
-    asked, error = error_of(answers, **given)
-    assert (type(error), matching(asked, CREATE)) == (kind, [])
+    commands, error = error_of(answers, **given)
+    assert (type(error), matching(commands, CREATE)) == (kind, [])
     assert_names(error, *facts)
 
 
@@ -255,13 +255,13 @@ def test_a_refusal_comes_before_anything_is_created(
 )
 def test_a_job_that_cannot_be_created_takes_back_what_it_needs_and_only_that(label: Output, is_deleted: bool) -> None:
     answers = {OF_JOB: recorded("bad/already-exists"), "labels.ddpctl": label}
-    asked, error = error_of(answers, uid=UID.stdout)
+    commands, error = error_of(answers, uid=UID.stdout)
     path = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
-    assert lines(matching(asked, "labels.ddpctl")) == [
+    assert lines(matching(commands, "labels.ddpctl")) == [
         f"{KUBECTL} get {kind} digits-otter --ignore-not-found -o {path}" for kind in ("networkpolicy", "secret")
     ]
     delete = f"{KUBECTL} delete networkpolicy,secret digits-otter --ignore-not-found --wait=false"
-    assert lines(matching(asked, " delete ")) == [delete] * is_deleted
+    assert lines(matching(commands, " delete ")) == [delete] * is_deleted
     assert type(error) is ConfigError
     assert "'running'" in str(error)
 

@@ -296,8 +296,8 @@ def test_a_run_that_waits_for_another_starts_only_if_that_succeeded(
     }
     verb = SlurmTarget(AFTER).submit(PLAN, attached=True)
     if isinstance(expected, str):
-        asked, _ = perform(verb, answers | ANSWERS)
-        depends = [word for word in only(asked, f"job.sh {UID}").argv if word.startswith("--dependency")]
+        commands, _ = perform(verb, answers | ANSWERS)
+        depends = [word for word in only(commands, f"job.sh {UID}").argv if word.startswith("--dependency")]
         assert depends == ([expected] if expected else [])
     else:
         with pytest.raises(expected):

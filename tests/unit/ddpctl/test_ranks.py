@@ -62,8 +62,8 @@ def local_script(job: JobSpec) -> Asked:
 
 def ssh(job: JobSpec) -> Asked:
     has = [ssh_answers.facts(number, gpu=tuple(f"GPU-{index}" for index in range(4))) for number in (1, 2)]
-    asked, _ = ssh_answers.submit(*has, plan=plan_of(replace(job, command=("ddptrain",), image="ddpctl:1")))
-    starts = "".join(command.stdin or "" for command in matching(asked, ssh_answers.START))
+    commands, _ = ssh_answers.submit(*has, plan=plan_of(replace(job, command=("ddptrain",), image="ddpctl:1")))
+    starts = "".join(command.stdin or "" for command in matching(commands, ssh_answers.START))
     return ranks_of(re.findall("PET_NPROC_PER_NODE=(.*)", starts)), re.findall("--gpus=[^']*", starts)
 
 
@@ -108,8 +108,8 @@ TABLE: dict[str, tuple[Callable[[JobSpec], Asked], Callable[[int | None], int | 
 @pytest.mark.parametrize("ranks", [1, 2, None])
 @pytest.mark.parametrize("target", TABLE)
 def test_the_ranks_are_started_and_the_gpus_asked_for(target: str, ranks: int | None) -> None:
-    asked, expected_ranks, gpus = TABLE[target]
-    assert asked(replace(JOB, ranks=ranks)) == (expected_ranks(ranks), gpus)
+    request, expected_ranks, gpus = TABLE[target]
+    assert request(replace(JOB, ranks=ranks)) == (expected_ranks(ranks), gpus)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_each_node_gets_its_own_number_of_gpus_and_ranks() -> None:
 def test_ssh_hosts_have_their_own_numbers_of_gpus() -> None:
     has = [ssh_answers.facts(1, gpu=("GPU-a", "GPU-b", "GPU-c")), ssh_answers.facts(2, gpu=("GPU-d",))]
     job = replace(JOB, gpus=(3, 1), command=("ddptrain",), image="ddpctl:1")
-    asked, _ = ssh_answers.submit(*has, plan=plan_of(job))
-    starts = [command.stdin or "" for command in matching(asked, ssh_answers.START)]
+    commands, _ = ssh_answers.submit(*has, plan=plan_of(job))
+    starts = [command.stdin or "" for command in matching(commands, ssh_answers.START)]
     assert [re.findall(r"PET_NPROC_PER_NODE=(\d)", start)[0] for start in starts] == ["3", "1"]
     with refused(ConfigError, "box2", "1 GPU", "2", code=78):
         ssh_answers.submit(*has, plan=plan_of(replace(job, gpus=(2, 2))))
@@ -216,4 +216,4 @@ def test_ssh_hosts_have_their_own_numbers_of_gpus() -> None:
     [({"nodes": "2", "gpus": (4, 4, 2)}, "job.gpus"), ({"nodes": "2", "gpus": (4, 3), "ranks": 2}, "job.ranks")],
 )
 def test_numbers_that_do_not_fit_the_nodes_are_refused(job: Mapping[str, Any], key: str) -> None:
-    assert [found for found, _ in JobSpec(**job).problems()] == [key]
+    assert [problem for problem, _ in JobSpec(**job).problems()] == [key]

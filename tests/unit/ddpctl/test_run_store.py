@@ -113,9 +113,9 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
         assert going is not None
         assert (going.going, going.pid) == (True, os.getpid())
         raise KeyboardInterrupt
-    left = run_store.unfinished_launch(run)
-    assert left is not None
-    assert not left.going
+    remaining = run_store.unfinished_launch(run)
+    assert remaining is not None
+    assert not remaining.going
     note("of a launch that is over")
     with run_store.launching(folder):
         pass
@@ -173,9 +173,9 @@ def test_a_record_that_is_torn_is_named(tmp_path: Path) -> None:
     make(tmp_path / "runs", "night", 1_790_000_000.0)
     record = Path(make(tmp_path / "runs", "torn", 1.0).folder) / "run.json"
     record.write_text(record.read_text().replace('"created": 1.0', '"created": NaN'))
-    asked = ddpctl("ps")
-    assert asked.returncode == 0
-    assert "'torn'" in asked.stderr
+    answer = ddpctl("ps")
+    assert answer.returncode == 0
+    assert "'torn'" in answer.stderr
     for verb in ("status", "logs", "top", "timeline", "report"):
         done = ddpctl(verb, "torn")
         assert (done.returncode, done.stdout) == (66, "")

@@ -80,8 +80,13 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
         }
     ] * 2
     read = [config(call) for call in nodes]
-    assert [(one.max_nodes, one.node_rank, one.local_world_size) for one in read] == [(2, 0, 2), (2, 1, 2)]
-    assert {(one.master_addr, one.master_port, one.run_id) for one in read} == {("10.0.0.1", 61175, "train-4711")}
+    assert [(node_config.max_nodes, node_config.node_rank, node_config.local_world_size) for node_config in read] == [
+        (2, 0, 2),
+        (2, 1, 2),
+    ]
+    assert {(node_config.master_addr, node_config.master_port, node_config.run_id) for node_config in read} == {
+        ("10.0.0.1", 61175, "train-4711")
+    }
 
 
 def test_what_slurm_knows_is_read_from_slurm(stand_ins: StandIns) -> None:

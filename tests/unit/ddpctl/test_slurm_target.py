@@ -57,9 +57,9 @@ def submit(
 
 def test_a_login_node_has_folders_of_its_own() -> None:
     options = SlurmOptions(login="me@hpc:2222")
-    asked, submission = submit(options=options)
-    assert {command.host for command in asked} == {Host(address="hpc", user="me", port=2222)}
-    assert only(asked, "--parsable").argv == (
+    commands, submission = submit(options=options)
+    assert {command.host for command in commands} == {Host(address="hpc", user="me", port=2222)}
+    assert only(commands, "--parsable").argv == (
         "sbatch", "--job-name=night", "--output=/home/me/.local/state/ddpctl/runs/night/job.log", "--chdir=/home/me",
         "--parsable", "/home/me/.local/state/ddpctl/runs/night/job.sh", UID,
     )  # fmt: skip
@@ -73,13 +73,13 @@ def test_a_login_node_has_folders_of_its_own() -> None:
 def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     plan = replace(PLAN, job=replace(JOB, secrets=("TOKEN",)))
     environ = {"TOKEN": "it's"}
-    asked, _ = submit(plan=plan, **environ)
-    (written,) = (command for command in asked if command.secret)
+    commands, _ = submit(plan=plan, **environ)
+    (written,) = (command for command in commands if command.secret)
     assert written.argv == ("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"', "ddpctl", "/r/night/secrets")
     assert written.stdin == "export TOKEN='it'\"'\"'s'\n"
-    assert not any("it's" in (command.stdin or "") for command in asked if not command.secret)
-    asked, _ = submit(plan=plan, options=SlurmOptions(array="0-1"), **environ)
-    paths = [command.argv[-1] for command in asked if command.secret]
+    assert not any("it's" in (command.stdin or "") for command in commands if not command.secret)
+    commands, _ = submit(plan=plan, options=SlurmOptions(array="0-1"), **environ)
+    paths = [command.argv[-1] for command in commands if command.secret]
     assert paths == ["/r/night/task-0/secrets", "/r/night/task-1/secrets"]
 
 
@@ -143,8 +143,8 @@ def test_a_task_of_an_array_is_a_run_of_its_own() -> None:
 def test_stop_signals_the_job_and_says_whether_it_has_ended(
     signal: StopSignal, wait: bool, code: int, gone: bool, wait_s: str
 ) -> None:
-    asked, ended = perform(SlurmTarget(DEFAULTS).stop(RUN, signal=signal, wait=wait), {"": Output(returncode=code)})
-    assert only(asked).argv[2:] == (queue.STOP, "ddpctl", "7", signal, wait_s, "/r/night")
+    commands, ended = perform(SlurmTarget(DEFAULTS).stop(RUN, signal=signal, wait=wait), {"": Output(returncode=code)})
+    assert only(commands).argv[2:] == (queue.STOP, "ddpctl", "7", signal, wait_s, "/r/night")
     assert ended is gone
 
 
@@ -174,11 +174,11 @@ def refused(reason: str) -> Output:
     ],
 )
 def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested: Output, cause: str) -> None:
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(UnavailableError) as raised:
-        perform(SlurmTarget(DEFAULTS).submit(PLAN, attached=True), ANSWERS | {"--test-only": tested}, asked)
+        perform(SlurmTarget(DEFAULTS).submit(PLAN, attached=True), ANSWERS | {"--test-only": tested}, commands)
     assert (cause in raised.value.message, "'login'" in raised.value.hint) == (True, True)
-    assert [command for command in asked if not command.probe] == []
+    assert [command for command in commands if not command.probe] == []
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ DATA = Path(__file__).parents[2] / "data" / "slurm"
 
 
 def status(text: str, *, run: Run = RUN, now: float = 5000.0) -> RunStatus:
-    asked, (state,) = perform(
+    commands, (state,) = perform(
         SlurmTarget(SlurmOptions()).status((run,), now=now), {"": Output(returncode=0, stdout=text)}
     )
-    assert only(asked).argv[:5] == ("sh", "-c", queue.ASK, "ddpctl", run.handle["job"])
+    assert only(commands).argv[:5] == ("sh", "-c", queue.ASK, "ddpctl", run.handle["job"])
     return state
 
 

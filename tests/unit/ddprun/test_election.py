@@ -100,7 +100,7 @@ def short(monkeypatch):
 
 def test_lowest_spare_is_elected_and_all_of_the_majority_follow_it():
     leaders = Machines(3, 2).elect(1, 2, 3, 4)
-    assert {machine: (one.spare, one.epoch, one.port) for machine, one in leaders.items()} == dict.fromkeys(
+    assert {machine: (leader.spare, leader.epoch, leader.port) for machine, leader in leaders.items()} == dict.fromkeys(
         (1, 2, 3, 4), (3, 1, 1003)
     )
 

@@ -148,10 +148,10 @@ def test_torchruns_other_flags_are_accepted_and_reported_as_without_effect():
 
 
 def test_an_unknown_flag_is_refused_in_one_line(capsys):
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as ended:
         options.parse(["--nproc=2", "train.py"])
     out, err = capsys.readouterr()
-    assert (left.value.code, out, err.count("\n")) == (2, "", 1)
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
     assert "--nproc=2" in err
     assert "--nproc-per-node" in err
 

@@ -58,9 +58,9 @@ def test_the_folder_is_in_the_first_place_that_can_be_written(base, tmp_path):
     assert runtime.path.stat().st_mode & 0o777 == 0o700
     other = RuntimeDir("night/1", 3, {"XDG_RUNTIME_DIR": "/nonexistent"})
     assert other.path.parent == Path("/dev/shm")
-    for one in (runtime, other):
-        one.remove()
-        assert not one.path.exists()
+    for folder in (runtime, other):
+        folder.remove()
+        assert not folder.path.exists()
 
 
 def test_the_folder_of_a_killed_ddprun_is_swept_and_that_of_a_living_one_is_not(base, tmp_path):
@@ -101,7 +101,7 @@ def test_a_folder_that_vanishes_is_made_anew_and_heartbeats_of_ranks_that_run_ar
 
 def test_counters_in_the_summary_continue_on_another_machine(tmp_path):
     folders = [tmp_path / "here" / "rank-0", tmp_path / "there" / "rank-0"]
-    here, there = (rank_series(folder.parent) for folder in folders)
+    here, elsewhere_series = (rank_series(folder.parent) for folder in folders)
     for folder in folders:
         folder.mkdir(parents=True)
 
@@ -111,11 +111,11 @@ def test_counters_in_the_summary_continue_on_another_machine(tmp_path):
     for _ in range(2):
         count(folders[0])
     here.keep_counts()
-    there.restore(json.loads(json.dumps(here.counts())) | {"1": {"counter_0.db": "of an older version"}})
-    assert values(there) == values(here)
+    elsewhere_series.restore(json.loads(json.dumps(here.counts())) | {"1": {"counter_0.db": "of an older version"}})
+    assert values(elsewhere_series) == values(here)
     count(folders[1])
-    assert values(there)["ddp_steps_total", "a"] == 30
-    assert values(there)["ddp_seconds_bucket", "2.0"] == 3
+    assert values(elsewhere_series)["ddp_steps_total", "a"] == 30
+    assert values(elsewhere_series)["ddp_seconds_bucket", "2.0"] == 3
 
 
 def test_no_call_waits_for_a_file_that_hangs(tmp_path):

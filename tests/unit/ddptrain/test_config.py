@@ -32,8 +32,8 @@ def test_a_recipe_fills_in_what_was_not_given() -> None:
 
 def test_a_flag_goes_before_the_environment() -> None:
     environ = {"DDP_DEVICE": "cuda", "DDP_CHECKPOINT_DIR": "/somewhere"}
-    told = parse_options([], environ)
-    assert (told.machine.device, str(told.checkpoints.folder)) == ("cuda", "/somewhere")
+    by_environment = parse_options([], environ)
+    assert (by_environment.machine.device, str(by_environment.checkpoints.folder)) == ("cuda", "/somewhere")
     given = parse_options(["--device", "cpu", "--checkpoint-dir", "here"], environ)
     assert (given.machine.device, str(given.checkpoints.folder)) == ("cpu", "here")
 

@@ -86,12 +86,12 @@ def test_without_a_network_the_error_names_the_files(
 
 def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     arguments = ("--synthetic-samples", "80", "--synthetic-shape", "3x12x12", "--synthetic-classes", "4")
-    one, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
-    assert one.train.images_NHWC.shape == (80, 12, 12, 3)
-    assert (len(one.test), one.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
-    assert torch.equal(one.train.images_NHWC, same.train.images_NHWC)
-    assert not torch.equal(one.train.images_NHWC, other.train.images_NHWC)
-    made = hashlib.sha256(one.train.images_NHWC.numpy().tobytes() + one.test.images_NHWC.numpy().tobytes())
+    first, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
+    assert first.train.images_NHWC.shape == (80, 12, 12, 3)
+    assert (len(first.test), first.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
+    assert torch.equal(first.train.images_NHWC, same.train.images_NHWC)
+    assert not torch.equal(first.train.images_NHWC, other.train.images_NHWC)
+    made = hashlib.sha256(first.train.images_NHWC.numpy().tobytes() + first.test.images_NHWC.numpy().tobytes())
     assert (
         made.hexdigest()[:16] == "f037a52e611e2e0d"
     )  # other parts, other draws: checkpoints would not be gone on with alike

@@ -40,7 +40,7 @@ def layouts(ddp: DistributedDataParallel, *, accumulate: int = 1) -> list[Layout
     seen: list[Layout] = []
 
     def record(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        seen[-1].append([one.numel() for one in bucket.parameters()])
+        seen[-1].append([parameter.numel() for parameter in bucket.parameters()])
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 
     ddp.register_comm_hook(None, record)
@@ -78,7 +78,7 @@ def test_laying_out_buckets_leaves_the_model_and_the_generators_alone(group: Non
     lay_out_buckets(DistributedDataParallel(model))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
-    assert [one.grad for one in model.parameters() if one.grad is not None] == []
+    assert [parameter.grad for parameter in model.parameters() if parameter.grad is not None] == []
     assert model(torch.rand(2, 3, 16, 16)).shape == (2, 10)  # its own forward pass again
 
 

@@ -20,12 +20,12 @@ def test_a_loss_that_is_none_has_no_gradient(bad: str) -> None:
 
 def test_a_loss_that_is_a_number_is_left_as_it_is() -> None:
     guard = NonFiniteGuard(torch.device("cpu"))
-    one, other = (torch.randn(100, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
-    guard.with_nan_gradient(one.exp().sum()).backward()
+    loss, other = (torch.randn(100, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    guard.with_nan_gradient(loss.exp().sum()).backward()
     other.exp().sum().backward()
-    assert torch.equal(one.grad, other.grad)
-    guard.check(one.grad.norm(), torch.optim.SGD([one], lr=0.1), step=1)
-    assert guard.last_norm == pytest.approx(float(one.grad.norm()))
+    assert torch.equal(loss.grad, other.grad)
+    guard.check(loss.grad.norm(), torch.optim.SGD([loss], lr=0.1), step=1)
+    assert guard.last_norm == pytest.approx(float(loss.grad.norm()))
 
 
 def test_what_a_scaler_passes_over_is_no_end_unless_it_does_not_stop() -> None:

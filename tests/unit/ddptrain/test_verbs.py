@@ -146,8 +146,8 @@ def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str
     ]
     codes = {}
     for verb, *arguments in lines:
-        words = [str(checkpoints) if word == "checkpoints" else word for word in arguments]
-        codes[verb, *arguments] = {"export": export, "fit": memory_estimate}[verb].main(words)
+        options = [str(checkpoints) if word == "checkpoints" else word for word in arguments]
+        codes[verb, *arguments] = {"export": export, "fit": memory_estimate}[verb].main(options)
     assert sorted(codes.values()) == [0, 0, 0, 78]
     state = torch.load(checkpoints / "step-00000009.pt", weights_only=True)["parts"]["model"]
     assert state["weight"].shape == (3, 2)
