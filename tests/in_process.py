@@ -34,7 +34,7 @@ def verbs() -> dict[str, Any]:
     return {name: command().get_command(None, name) for name in command().commands}
 
 
-def ddpctl(*words: str, cwd: Path | None = None, **env: str) -> Ended:
+def ddpctl(*arguments: str, cwd: Path | None = None, **env: str) -> Ended:
     """Call ddpctl with these arguments; raise what it does not handle itself.
 
     What its child processes write to their own stdout is not in the result.
@@ -43,7 +43,7 @@ def ddpctl(*words: str, cwd: Path | None = None, **env: str) -> Ended:
     try:
         with contextlib.chdir(cwd or Path.cwd()), CliRunner().isolation(env=env) as (stdout, stderr, _):
             try:
-                command().main(args=words, prog_name="ddpctl")
+                command().main(args=arguments, prog_name="ddpctl")
             except SystemExit as end:
                 code = end.code
             sys.stdout.flush()

@@ -68,8 +68,8 @@ def engine() -> Iterator[dict[str, str]]:
     with dockerd(folder) as env:
         yield env
     if not kept:
-        for left in folder.glob("exec/netns/*"):  # of containers on the host's network
-            subprocess.run(["umount", str(left)], env={"PATH": PATH}, check=False, timeout=10)
+        for remaining in folder.glob("exec/netns/*"):  # of containers on the host's network
+            subprocess.run(["umount", str(remaining)], env={"PATH": PATH}, check=False, timeout=10)
         shutil.rmtree(folder)
 
 
@@ -121,9 +121,9 @@ def docker(
 def base(env: dict[str, str]) -> str:
     """The Dockerfile's own base where it can be had, else the stand-in."""
     own = re.findall(r"^ARG BASE=(.*)$", (ROOT / "docker" / "Dockerfile").read_text(), re.M)[0]
-    for there in (own, STAND_IN):
-        if docker(env, "image", "inspect", there, check=False).returncode == 0:
-            return str(there)
+    for path in (own, STAND_IN):
+        if docker(env, "image", "inspect", path, check=False).returncode == 0:
+            return str(path)
     if docker(env, "pull", "--quiet", own, check=False).returncode == 0:
         return str(own)
     script = ROOT / "tests" / "cluster" / "base_image.sh"

@@ -34,20 +34,20 @@ class Lab:
         self.url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        found = json.loads(get(f"{self.url}/api/v1/query?query={urllib.parse.quote(expression)}"))
-        result = found["data"]["result"]
-        if found["data"]["resultType"] == "scalar":
+        series = json.loads(get(f"{self.url}/api/v1/query?query={urllib.parse.quote(expression)}"))
+        result = series["data"]["result"]
+        if series["data"]["resultType"] == "scalar":
             return [{"metric": {}, "value": result}]
         assert isinstance(result, list)
         return result
 
     def firing(self) -> dict[str, dict[str, str]]:
         """The labels and the summary of what fires, by the alert's name."""
-        found = json.loads(get(f"{self.url}/api/v1/alerts"))["data"]["alerts"]
+        alerts = json.loads(get(f"{self.url}/api/v1/alerts"))["data"]["alerts"]
         return {
-            one["labels"]["alertname"]: {**one["labels"], "summary": one["annotations"]["summary"]}
-            for one in found
-            if one["state"] == "firing"
+            entry["labels"]["alertname"]: {**entry["labels"], "summary": entry["annotations"]["summary"]}
+            for entry in alerts
+            if entry["state"] == "firing"
         }
 
     def ready(self) -> bool:

@@ -100,14 +100,14 @@ class Site:
         return (beat.step if beat else None) or 0
 
     def checkpoints(self, run: str) -> list[int]:
-        found = (self.folder / "state" / run / "checkpoints").glob("*.pt")
-        return sorted(int(match[1]) for path in found if (match := STEPS.fullmatch(path.name)))
+        paths = (self.folder / "state" / run / "checkpoints").glob("*.pt")
+        return sorted(int(match[1]) for path in paths if (match := STEPS.fullmatch(path.name)))
 
 
-def until(there: Callable[[], object], limit_s: float, why: Callable[[], str]) -> None:
+def until(condition: Callable[[], object], limit_s: float, why: Callable[[], str]) -> None:
     """Wait until ``there()`` is true; after ``limit_s``, fail with what ``why()`` says."""
     deadline = time.monotonic() + limit_s
-    while not there():
+    while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s:g} s: {why()}"
         time.sleep(0.3)
 

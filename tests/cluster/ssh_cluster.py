@@ -29,7 +29,7 @@ class Lab:
 
     def write(self, text: str = "", *, hosts: str | None = None, options: str = "") -> None:
         """A ddpctl.yaml for the boxes."""
-        listed = hosts or f"[{', '.join(one.address for one in self.boxes)}]"
+        listed = hosts or f"[{', '.join(host.address for host in self.boxes)}]"
         (self.folder / "ddpctl.yaml").write_text(
             f"job: {{name: digits, nodes: 2, gpus: 2, device: cpu}}\n{text}target: boxes\ntargets:\n  boxes:\n"
             f"    kind: ssh\n    runtime: none\n    python: {sys.executable}\n    hosts: {listed}\n{options}"
@@ -71,9 +71,9 @@ class Lab:
 
         def is_there() -> bool:
             ended = process.poll() is not None  # looked up first: what it writes at its end counts
-            there = bool(condition())
-            assert there or not ended, f"ddpctl exited with {process.returncode} before {event}: {self.output()}"
-            return there
+            holds = bool(condition())
+            assert holds or not ended, f"ddpctl exited with {process.returncode} before {event}: {self.output()}"
+            return holds
 
         wait_until(is_there, event, timeout_s)
 
@@ -83,15 +83,15 @@ class Lab:
 
     def alive(self, run: str) -> dict[int, str]:
         """Every process of a run, on whichever machine: they share this one's /proc."""
-        found = {}
+        lines = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
                 environ = (process / "environ").read_bytes().split(b"\0")
                 ours = str(self.folder).encode()
                 if f"DDP_RUN_ID={run}".encode() in environ and state != "Z" and any(ours in word for word in environ):
-                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
+                    lines[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return lines
 
 
 # Each device node is a GPU; nvidia-smi is asked for these, and for the programs that compute on them: none.
@@ -121,9 +121,9 @@ def cluster(folder: Path, *, boxes_wanted: int = 2, gpus: int = 0) -> Iterator[L
     with machines(1 + boxes_wanted, prefix="sshlab") as made, contextlib.ExitStack() as stack:
         laptop, *rest = made
         boxes = []
-        for one in rest:
-            environ = {"PATH": add_gpus(folder / f"dev-{one.name}", one.name, gpus)} if gpus else {}
-            box_of = box(folder / one.name, person, address=one.address, machine=one, environ=environ)
+        for port in rest:
+            environ = {"PATH": add_gpus(folder / f"dev-{port.name}", port.name, gpus)} if gpus else {}
+            box_of = box(folder / port.name, person, address=port.address, machine=port, environ=environ)
             boxes.append(stack.enter_context(box_of))
         variables = {"HOME": str(person.home), "PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
         yield Lab(

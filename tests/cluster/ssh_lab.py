@@ -82,12 +82,12 @@ class Box:
     def start(self) -> None:
         """Start sshd, again if it was killed, and wait until it listens."""
         self.kill()
-        said = self.folder / "sshd.log"
-        with said.open("wb") as log:
+        output = self.folder / "sshd.log"
+        with output.open("wb") as log:
             self.process = subprocess.Popen(
                 self.argv, stdout=log, stderr=log, env={"PATH": PATH}, start_new_session=True
             )
-        wait_until(lambda: b"Server listening" in said.read_bytes(), "sshd", timeout_s=30)
+        wait_until(lambda: b"Server listening" in output.read_bytes(), "sshd", timeout_s=30)
 
     def kill(self) -> None:
         """sshd and its sessions, at once."""
@@ -115,7 +115,7 @@ def box(
     (folder / "authorized_keys").write_text(person.public_key + "\n")
     variables = {"HOME": home, "PATH": f"{os.defpath}:/usr/sbin", "PYTHONPATH": PACKAGES, **(environ or {})}
     settings = [
-        *(f"ListenAddress {one}:{port}" for one in listen or (address,)),
+        *(f"ListenAddress {listened}:{port}" for listened in listen or (address,)),
         f"HostKey {folder}/host_key",
         f"AuthorizedKeysFile {folder}/authorized_keys",
         f"PidFile {folder}/pid",

@@ -7,23 +7,16 @@ node. It does not judge the seconds, because they depend on what else runs on th
 explain names a link whose packets do not arrive, and no rank. Ranks of one machine: e2e.
 """
 
-import json
-import re
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench.measuring import runtime_files
-from explain_cases import nodes
-from fault_injection import job as fault_job
 from fault_injection.experiment import undisturbed
 from fault_injection.result import violations
 from fault_injection.rows import ROWS, Row, try_fault
 from tests.cluster import replaced_nodes
 from tests.cluster.replaced_nodes import MISSING
-from tests.e2e.driver import ddpctl, wait_until
 
 pytestmark = [pytest.mark.skipif(bool(MISSING), reason=MISSING), pytest.mark.timeout(600)]
 TITLES = (
@@ -53,35 +46,3 @@ def test_survivor_goes_on_with_the_successor_of_a_lost_node(
     """The successor has another address; tests/nightly/faults replaces more nodes in more ways."""
     weights = once("replaced-80", lambda: replaced_nodes.undisturbed(tmp_path / "calm", 80))
     replaced_nodes.replace_nodes(signal.SIGKILL, [1, 0], 80, tmp_path, weights)
-
-
-def explained(run: Path) -> dict[str, object]:
-    done = ddpctl("explain", "--json", str(run))
-    return dict(json.loads(done.stdout)) if done.returncode == 0 else {"cause": "", "unknown": [done.stderr]}
-
-
-def test_two_nodes_meet_while_their_name_server_is_late(tmp_path: Path) -> None:
-    """torch asks for the name of each address that connects to a store, while nobody else is served."""
-    (tmp_path / "names").touch()  # each answer is that there is no such name, a second late
-    options = {"prefix": "late", "master": "10.77.0.10", "script_args": replaced_nodes.script_args(20)}
-    with fault_job.start_job(tmp_path / "run", **options) as job, replaced_nodes.name_server(job, tmp_path / "names"):
-        job.start()
-        job.until(job.has_ended, "the end of the run", replaced_nodes.LIMIT_S)
-        assert job.codes == {0: [0], 1: [0]}
-
-
-@pytest.mark.skipif(shutil.which("iptables") is None, reason="needs iptables (apt install iptables)")
-def test_explain_names_the_link_between_two_nodes(tmp_path: Path) -> None:
-    run = tmp_path / "site" / "run"
-    with nodes.launched("link_of_ranks_is_down", tmp_path / "site") as cut:
-        wait_until(lambda: len(runtime_files(run, "heartbeat/*.group")) == 4, "four ranks", timeout_s=200)
-        # Before their first collective, the ranks may still connect to each other, and send nothing that is lost.
-        wait_until(
-            lambda: re.search(r"\b[1-9]\d*\)?( are)? recorded", str(explained(run).get("sentence"))),
-            "the first collectives",
-            timeout_s=200,
-        )
-        cut()
-        wait_until(lambda: explained(run)["cause"] == "network", "packets that are sent again", timeout_s=200)
-        result = explained(run)
-    assert (result["cause"], result["rank"], result["node"], result["unknown"]) == ("network", None, None, [])

@@ -31,12 +31,12 @@ def nothing_left(tmp_path: Path, real_programs: None) -> Iterator[None]:
     """Fail if a process of the test's runs outlives it, and end that process."""
     yield
     folder = tmp_path / "runs"
-    left = {}
+    remaining = {}
     for run in [path.name for path in folder.iterdir()] if folder.is_dir() else []:
-        left |= processes_of(run)
+        remaining |= processes_of(run)
     with contextlib.suppress(AssertionError):  # what has been killed ends soon
         wait_until(lambda: not forks.descendants(), "the end of the forks", timeout_s=10)
-    left |= {process.pid: str(process) for process in forks.descendants()}
-    for pid in left:
+    remaining |= {process.pid: str(process) for process in forks.descendants()}
+    for pid in remaining:
         os.kill(pid, signal.SIGKILL)
-    assert left == {}
+    assert remaining == {}

@@ -1,8 +1,6 @@
 """Bad input: the documented exit code, a line that names what is wrong, no traceback, and nothing left behind."""
 
-import os
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,15 +67,6 @@ def test_an_unknown_flag_of_the_program_is_a_usage_error() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert [name for name in ("--gpu", "--gpus", "ddpctl launch --help") if name not in done.stderr] == []
     assert "Traceback" not in done.stderr
-
-
-def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        done = in_process("launch", "--port", str(port), cwd=tmp_path)
-    assert done.returncode == 69
-    assert re.search(rf"\b{port}\b.*\bpid {os.getpid()}\b", done.stderr), done.stderr
-    assert [path.name for path in tmp_path.glob("runs/*")] == []
 
 
 def test_a_corrupt_checkpoint_is_refused_once_without_a_traceback(tmp_path: Path) -> None:

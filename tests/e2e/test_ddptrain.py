@@ -153,21 +153,6 @@ def test_a_resume_between_two_exchanges_of_weights_changes_no_weight(train: Trai
     assert again.fingerprint == undisturbed
 
 
-def test_ranks_that_only_evaluate_have_the_mean_of_their_weights(train: Train, tmp_path: Path) -> None:
-    options = (
-        *("--data=synthetic", "--synthetic-samples=96", "--synthetic-shape=1x16x16", "--batch-size=16", "--lr=0.1"),
-        *("--model=convnet", "--deterministic", "--checkpoint-every=3", "--keep=0", "--allow-changed-config"),
-    )
-    train(*options, "--communication=localsgd:4", "--epochs=1", size=2)
-    for path in (tmp_path / "checkpoints").glob("step-00000006.*"):
-        path.unlink()
-    evaluated = [
-        train(*options, f"--communication={way}", "--epochs=0", size=2)[0].out.splitlines()[-2:]
-        for way in ("localsgd:4", "plain")
-    ]
-    assert evaluated[0] == evaluated[1]
-
-
 def test_a_training_names_its_slow_rank(train: Train, tmp_path: Path) -> None:
     environ = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
     rank_0, rank_1 = train("--epochs", "2", size=2, command=("-c", PACED), environ=environ)

@@ -58,14 +58,14 @@ ON_A_RUN = [line for line in LAUNCHES if "--resume" in line.split()]
 
 @pytest.mark.parametrize("line", [line for line in LAUNCHES if line not in (*ON_BOXES, *ON_A_RUN)])
 def test_a_launch_of_the_docs_is_a_dry_run(line: str, tmp_path: Path) -> None:
-    words = shlex.split(line)[1:]
+    arguments = shlex.split(line)[1:]
     write_scripts(tmp_path)
-    if "t4s" in words:
-        check_words_for_kaggle(words, tmp_path)
-    elif "hpc" in words or "slurm" in words:
-        check_words_for_slurm(words, tmp_path)
+    if "t4s" in arguments:
+        check_words_for_kaggle(arguments, tmp_path)
+    elif "hpc" in arguments or "slurm" in arguments:
+        check_words_for_slurm(arguments, tmp_path)
     else:
-        done = in_process(words[0], "--dry-run", *words[1:], cwd=tmp_path)
+        done = in_process(arguments[0], "--dry-run", *arguments[1:], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert " -m ddprun --grace " in done.stdout
 
@@ -79,15 +79,15 @@ def write_scripts(folder: Path) -> None:
 @pytest.mark.parametrize("line", ON_BOXES, ids=[f"line {number}" for number in range(len(ON_BOXES))])
 def test_a_launch_of_the_docs_on_hosts_that_are_not_there_is_refused(line: str, tmp_path: Path) -> None:
     """The flags of the line, and the file that the guide shows, up to the first host."""
-    words = shlex.split(line)[1:]
+    arguments = shlex.split(line)[1:]
     write_scripts(tmp_path)
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)[:1]
     (tmp_path / "ddpctl.yaml").write_text(text.replace("@box", "@no-such-box.invalid-"))
-    done = in_process(*words, cwd=tmp_path)
+    done = in_process(*arguments, cwd=tmp_path)
     assert done.returncode == 69, done.stderr
     hosts = set(re.findall(r"@(no-such-box\.invalid-\w+)", (tmp_path / "ddpctl.yaml").read_text()))
     assert [host for host in hosts if host not in done.stdout + done.stderr] == []
-    if "--dry-run" in words:
+    if "--dry-run" in arguments:
         (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/hosts.md").read_text(), re.M | re.S)
         assert re.sub(r" \\\n +", " ", shown_line).rstrip("\n") in done.stdout, done.stdout
 
@@ -101,46 +101,32 @@ def test_hosts_lists_each_host_that_does_not_answer(line: str, tmp_path: Path) -
     assert [host for host in ("no-such-box1.invalid", "no-such-box2.invalid") if host not in done.stdout] == []
 
 
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])
-def test_a_command_about_images_is_a_dry_run(line: str, tmp_path: Path) -> None:
-    """Built and pushed as dry runs; what needs an engine or a host is parsed."""
-    words = shlex.split(line)[1:]
-    (tmp_path / "Dockerfile").write_text("")
-    done = in_process(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl monitor ")])
-def test_a_command_about_monitoring_parses(line: str, tmp_path: Path) -> None:
-    """The configuration is written; what needs Docker or a Prometheus is parsed (tests/cluster has them)."""
-    words = shlex.split(line)[1:]
-    done = in_process(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in CHECKS])
-def test_a_check_parses(line: str, tmp_path: Path) -> None:
-    """The drawings are drawn; a check is parsed (test_checks.py runs it)."""
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in ("image", "monitor", *CHECKS)])
+def test_a_command_that_needs_an_engine_a_host_or_nodes_is_a_dry_run_or_parses(line: str, tmp_path: Path) -> None:
+    """Images are built and pushed as dry runs, and drawings drawn. tests/cluster and test_checks.py run the rest."""
     verb, *arguments = shlex.split(line)[1:]
-    done = in_process(verb, *([] if "--show" in arguments else ["--help"]), *arguments, cwd=tmp_path)
+    (tmp_path / "Dockerfile").write_text("")
+    inner = [] if verb in CHECKS else [arguments.pop(0)]
+    flags = {"build": ["--dry-run"], "push": ["--dry-run"], "config": []}.get("".join(inner), ["--help"])
+    done = in_process(verb, *inner, *([] if "--show" in arguments else flags), *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def check_words_for_kaggle(words: list[str], folder: Path) -> None:
+def check_words_for_kaggle(arguments: list[str], folder: Path) -> None:
     """A launch on Kaggle: the file that the guide shows, and a client that answers as the real one."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/kaggle.md").read_text(), re.M | re.S)
     (folder / "ddpctl.yaml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{stand_in(folder, {'config view': 'config-view'})}:/usr/bin:/bin")
-        done = in_process(words[0], "--dry-run", *words[1:], cwd=folder)
+        done = in_process(arguments[0], "--dry-run", *arguments[1:], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("kaggle kernels push --path "), done.stdout
 
 
 @pytest.mark.parametrize("line", in_prose("ddpctl"))
 def test_a_command_in_prose_has_a_verb_and_flags_that_are_there(line: str, tmp_path: Path) -> None:
-    words = shlex.split(line.partition(" -- ")[0])
-    done = in_process(*words[1:], "--help", cwd=tmp_path)
+    arguments = shlex.split(line.partition(" -- ")[0])
+    done = in_process(*arguments[1:], "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage: ddpctl ")
 
@@ -151,25 +137,19 @@ def test_ddprun_has_the_flags_of_the_shown_commands() -> None:
     assert {flag for flag in flags if flag.startswith("-")} <= known
 
 
-def test_every_file_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
+def test_every_file_of_the_readme_and_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
     write_scripts(tmp_path)
     files = [text for language, text in fences(ROOT / "docs/slurm.md") if language == "yaml"]
+    (readme,) = [block for language, block in fences(ROOT / "README.md") if language == "yaml"]
     assert len(files) == 2
-    for text in files:
+    for text, target in (*((text, "hpc") for text in files), (readme, "hpc"), (readme, "cluster")):
         (tmp_path / "ddpctl.yaml").write_text(text)
-        profile = ("--profile", "hpc") if "profiles:" in text else ()
-        done = in_process("render", "--target", "hpc", *profile, "--", "train.py", cwd=tmp_path)
+        profile = ("--profile", "hpc") if "profiles:" in text and text != readme else ()
+        arguments = () if text == readme else ("--", "train.py")
+        done = in_process("render", "--target", target, *profile, *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.startswith("#!/usr/bin/env bash\n")
-
-
-@pytest.mark.parametrize("target", ["hpc", "cluster"])
-def test_the_file_of_the_readme_renders(target: str, tmp_path: Path) -> None:
-    (text,) = [block for language, block in fences(ROOT / "README.md") if language == "yaml"]
-    (tmp_path / "ddpctl.yaml").write_text(text)
-    (tmp_path / "train.py").touch()
-    done = in_process("render", "--target", target, cwd=tmp_path)
-    assert (done.returncode, "2 nodes x 4 ranks of train.py" in done.stdout) == (0, True), done.stderr
+        assert text != readme or "2 nodes x 4 ranks of train.py" in done.stdout
+        assert target != "hpc" or done.stdout.startswith("#!/usr/bin/env bash\n")
 
 
 def test_no_guide_is_long() -> None:
@@ -178,13 +158,13 @@ def test_no_guide_is_long() -> None:
     assert (long, lines[ROOT / "README.md"] <= LONGEST_README) == ({}, True)
 
 
-def check_words_for_slurm(words: list[str], folder: Path) -> None:
+def check_words_for_slurm(arguments: list[str], folder: Path) -> None:
     """A launch on a cluster that is not here: its words, and the file that the guide shows, as a script."""
     text = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.M | re.S)[0]
     (folder / "ddpctl.yaml").write_text(text)
-    for name in (word for word in words if word.endswith(".py")):
+    for name in (word for word in arguments if word.endswith(".py")):
         (folder / name).write_text("")
-    done = in_process("render", *(word for word in words[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
+    done = in_process("render", *(word for word in arguments[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/usr/bin/env bash\n")
 
@@ -199,8 +179,8 @@ def test_the_other_verbs_of_the_docs_work_on_a_run_that_has_ended(tmp_path: Path
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
     assert len(ON_A_RUN) > 0
     for line in sorted([*ON_A_RUN, *lines], key=lambda line: line.split()[1] == "rm"):  # then it is gone
-        verb, *words = shlex.split(line)[1:]
-        done = in_process(verb, *(["--dry-run"] if verb == "launch" else []), *words, cwd=tmp_path)
+        verb, *arguments = shlex.split(line)[1:]
+        done = in_process(verb, *(["--dry-run"] if verb == "launch" else []), *arguments, cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 

@@ -90,11 +90,11 @@ def test_a_cells_function_returns_its_result_and_its_exception_names_rank_cell_a
     assert plain(answer.traceback) == f"{traceback}\nRankError: {message}"
     assert [fact for fact in ("rank 1", "Cell In[3]", "line 5", "bad label 17") if fact not in message] == []
     assert not processes_of("first") | processes_of("bad")
-    left = kernel.run(
+    remaining = kernel.run(
         "import pathlib, os; print([p.name for p in pathlib.Path(os.environ['DDPCTL_STATE_DIR']).glob('.calls/*')])\n"
         "try:\n    print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError as error:\n    print(error.errno)"
     )
-    assert left.text == "[]\n10\n"
+    assert remaining.text == "[]\n10\n"
     assert kernel.run("import sys; 'torch' in sys.modules").text == "True\n"  # to read the tensor of the result
 
 

@@ -25,8 +25,8 @@ def world(
     monkeypatch.setattr(lost_replies, "ANSWER_GAP_S", 0.2)
     monkeypatch.setattr(explain, "ANSWER_S", 2.0)
     yield make
-    for one in worlds:
+    for made in worlds:
         try:
-            one.wait_for(one.is_over, timeout_s=10)
+            made.wait_for(made.is_over, timeout_s=10)
         finally:
-            one.close()
+            made.close()

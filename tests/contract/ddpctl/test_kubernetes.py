@@ -32,10 +32,10 @@ def still(cluster: Kubernetes) -> Kubernetes:
     return cluster
 
 
-def interrupt(cluster: Kubernetes, *words: str, call: int, edge: str, number: str) -> int:
+def interrupt(cluster: Kubernetes, *arguments: str, call: int, edge: str, number: str) -> int:
     """Call ddpctl as a process, and send it a signal at this call of kubectl. Return how it ends."""
     cluster.kill_at(call, edge, number)
-    process = cluster.start(*words)
+    process = cluster.start(*arguments)
     process.communicate(timeout=60)
     cluster.wait_for(cluster.is_over)
     cluster.kill_at(0, "", "")

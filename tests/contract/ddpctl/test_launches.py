@@ -19,44 +19,44 @@ TARGETS = ("local", "ssh", "slurm", "kubernetes")
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_an_attached_launch_prints_the_ranks_lines_and_ends_with_their_code(kind: str, world: Worlds) -> None:
-    there = world(kind)
-    done = there.launch("steps=2", detach=False)
+    site = world(kind)
+    done = site.launch("steps=2", detach=False)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "step" in line]
     assert sorted(lines) == [f"[node{rank} rank{rank}] step {step}" for rank in (0, 1) for step in (1, 2)]
-    status = there.json("status", "night")
+    status = site.json("status", "night")
     assert (status["state"], status["code"], [node["alive"] for node in status["node_reports"]]) == (
         "succeeded",
         0,
         [False] * 2,
     )
-    assert [there.outcome(node)["cause"] for node in (0, 1)] == ["ok", "ok"]
-    there.wait_for(lambda: not there.processes())  # tail looks once a second whether its shell has ended
+    assert [site.outcome(node)["cause"] for node in (0, 1)] == ["ok", "ok"]
+    site.wait_for(lambda: not site.processes())  # tail looks once a second whether its shell has ended
 
 
 @pytest.mark.parametrize("kind", ["local", "ssh"])
 def test_nodes_with_different_numbers_of_ranks_are_right_in_every_verb(kind: str, world: Worlds) -> None:
-    there = world(kind)
+    site = world(kind)
     script = ("train.py", "ranks=2,1", "steps=1", "wait=go")
-    done = there.ddpctl("launch", "--detach", "--name", "night", "--gpus", "2,1", "--", *script)
+    done = site.ddpctl("launch", "--detach", "--name", "night", "--gpus", "2,1", "--", *script)
     assert done.returncode == 0, done.stderr
-    there.wait_for(lambda: there.has(0, "rank-1.log", "step 1") and there.has(1, "rank-2.log", "step 1"))
-    status = there.json("status", "night")
+    site.wait_for(lambda: site.has(0, "rank-1.log", "step 1") and site.has(1, "rank-2.log", "step 1"))
+    status = site.json("status", "night")
     assert (status["gpus"], status["ranks"], status["nodes"]) == ([2, 1], [2, 1], "2")
     for rank, node in ((0, 0), (1, 0), (2, 1)):
-        logs = there.ddpctl("logs", "night", "--rank", str(rank)).stdout.splitlines()
+        logs = site.ddpctl("logs", "night", "--rank", str(rank)).stdout.splitlines()
         assert logs == [f"[node{node} rank{rank}] step 1"]
-    assert "[node1 rank2] step 1" in there.ddpctl("logs", "night", "--timestamps", "--node", "1").stdout
-    assert there.ddpctl("logs", "night", "--rank", "3").returncode == Exit.NO_INPUT
-    elsewhere = there.ddpctl("logs", "night", "--node", "1", "--rank", "0")
+    assert "[node1 rank2] step 1" in site.ddpctl("logs", "night", "--timestamps", "--node", "1").stdout
+    assert site.ddpctl("logs", "night", "--rank", "3").returncode == Exit.NO_INPUT
+    elsewhere = site.ddpctl("logs", "night", "--node", "1", "--rank", "0")
     assert elsewhere.returncode == Exit.NO_INPUT
     assert_names(elsewhere.stderr, "node 0 has", "node 1 has", "rank 2")
-    assert "2+1" in there.ddpctl("ps").stdout
+    assert "2+1" in site.ddpctl("ps").stdout
     for verb in (("explain", "night"), ("timeline", "night"), ("report", "night", "-o", "page.html")):
-        assert there.ddpctl(*verb).returncode == 0
-    assert "2, 1" in (there.folder / "page.html").read_text()
-    there.go()
-    there.wait_for(there.is_over)
+        assert site.ddpctl(*verb).returncode == 0
+    assert "2, 1" in (site.folder / "page.html").read_text()
+    site.go()
+    site.wait_for(site.is_over)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "kubernetes", "kaggle"])
@@ -75,17 +75,17 @@ FAILURES = [("local", "exit=3@1", 3, "error"), ("local", "cause=oom:137", 137, "
 def test_a_failed_run_ends_the_launch_with_its_code(
     kind: str, script: str, code: int, cause: str, world: Worlds
 ) -> None:
-    there = world(kind)
-    done = there.launch("steps=2", script, detach=False)
+    site = world(kind)
+    done = site.launch("steps=2", script, detach=False)
     assert done.returncode == code, done.stderr
-    status = there.json("status", "night")
+    status = site.json("status", "night")
     assert (status["state"], status["code"], status["outcome"]["cause"], status["outcome"]["step"]) == (
         "failed",
         code,
         cause,
         2,
     )
-    explanation = there.json("explain", "night")
+    explanation = site.json("explain", "night")
     assert (explanation["fault"], explanation["rank"]) == (True, 1 if cause == "error" else None)
 
 
@@ -97,11 +97,11 @@ def test_a_dry_run_prints_what_a_launch_runs_and_does_nothing(
     from ddpctl.command import Command, Output, shell_line
     from ddpctl.execution import executor
 
-    there = world(kind)
-    dry = there.ddpctl("launch", "--dry-run", "--name", "dawn", "--", "train.py", "steps=1")
+    site = world(kind)
+    dry = site.ddpctl("launch", "--dry-run", "--name", "dawn", "--", "train.py", "steps=1")
     assert dry.returncode == 0, dry.stderr
-    assert not (there.runs / "dawn").exists()
-    assert not there.processes()
+    assert not (site.runs / "dawn").exists()
+    assert not site.processes()
     ran: list[Command] = []
     run_all = executor.Executor._run_all
 
@@ -110,15 +110,15 @@ def test_a_dry_run_prints_what_a_launch_runs_and_does_nothing(
         return run_all(self, commands, on_interrupt)
 
     monkeypatch.setattr(executor.Executor, "_run_all", record)
-    done = there.ddpctl("launch", "--detach", "--name", "dawn", "--", "train.py", "steps=1")
+    done = site.ddpctl("launch", "--detach", "--name", "dawn", "--", "train.py", "steps=1")
     assert done.returncode == 0, done.stderr
-    uid = json.loads((there.runs / "dawn/run.json").read_text())["uid"]
+    uid = json.loads((site.runs / "dawn/run.json").read_text())["uid"]
     printed = plain(dry.stdout, "<uid>")
     commands = [plain(shell_line(command), uid) for command in ran if "ddprun.nodectl show" not in shell_line(command)]
     assert commands
     for command in commands:
         assert command in printed, command
-    there.wait_for(there.is_over)
+    site.wait_for(site.is_over)
 
 
 def plain(text: str, uid: str) -> str:
@@ -131,168 +131,168 @@ def plain(text: str, uid: str) -> str:
 
 @pytest.mark.parametrize("kind", ["ssh", "slurm"])
 def test_logs_follow_a_run_until_it_ends(kind: str, world: Worlds) -> None:
-    there = world(kind)
-    assert there.launch("steps=1", "wait=go").returncode == 0
-    there.go()
-    done = there.ddpctl("logs", "-f", "night", "--rank", "1")
+    site = world(kind)
+    assert site.launch("steps=1", "wait=go").returncode == 0
+    site.go()
+    done = site.ddpctl("logs", "-f", "night", "--rank", "1")
     assert (done.returncode, "[node1 rank1] step 1" in done.stdout, "rank0" in done.stdout) == (0, True, False)
 
 
 @pytest.mark.parametrize("kind", ["local", "ssh", "slurm"])
 def test_a_resumed_run_uses_the_checkpoints_of_the_first(kind: str, world: Worlds) -> None:
-    there = world(kind)
-    there.enter("succeeded")
-    done = there.ddpctl("launch", "--detach", "--resume", "night")
+    site = world(kind)
+    site.enter("succeeded")
+    done = site.ddpctl("launch", "--detach", "--resume", "night")
     assert (done.returncode, done.stdout) == (0, "night-2\n"), done.stderr
-    there.wait_for(there.is_over)
-    first, second = (json.loads((there.runs / run / "run.json").read_text()) for run in ("night", "night-2"))
+    site.wait_for(site.is_over)
+    first, second = (json.loads((site.runs / run / "run.json").read_text()) for run in ("night", "night-2"))
     assert second["checkpoint_dir"] == first["checkpoint_dir"]
-    refused = there.ddpctl("rm", "night")
-    assert (refused.returncode, (there.runs / "night").is_dir()) == (2, True)  # the other run has its checkpoints
-    assert there.ddpctl("rm", "night", "night-2").returncode == 0
-    assert [path.name for path in there.runs.iterdir() if path.name[0] != "."] == []
-    assert not there.node_dir(0).exists()
+    refused = site.ddpctl("rm", "night")
+    assert (refused.returncode, (site.runs / "night").is_dir()) == (2, True)  # the other run has its checkpoints
+    assert site.ddpctl("rm", "night", "night-2").returncode == 0
+    assert [path.name for path in site.runs.iterdir() if path.name[0] != "."] == []
+    assert not site.node_dir(0).exists()
 
 
 def test_a_run_is_not_resumed_while_another_one_trains_with_its_checkpoints(world: Worlds) -> None:
-    there = world("local")
-    assert there.launch("steps=1", "wait=go").returncode == 0
-    there.go()
-    there.wait_for(lambda: there.state() == "succeeded")
-    (there.folder / "go").unlink()
-    assert there.ddpctl("launch", "--detach", "--resume", "night").returncode == 0
-    done = there.ddpctl("launch", "--detach", "--resume", "night")
+    site = world("local")
+    assert site.launch("steps=1", "wait=go").returncode == 0
+    site.go()
+    site.wait_for(lambda: site.state() == "succeeded")
+    (site.folder / "go").unlink()
+    assert site.ddpctl("launch", "--detach", "--resume", "night").returncode == 0
+    done = site.ddpctl("launch", "--detach", "--resume", "night")
     assert (done.returncode, done.stdout, "'night-2'" in done.stderr) == (2, "", True), done.stderr
-    assert sorted(path.name for path in there.runs.glob("night*")) == ["night", "night-2"]
-    there.go()
+    assert sorted(path.name for path in site.runs.glob("night*")) == ["night", "night-2"]
+    site.go()
 
 
 def test_stop_of_a_slurm_job_that_is_ending_waits_and_sends_no_kill(world: Worlds) -> None:
-    there = world("slurm")
-    assert isinstance(there, Slurm)
-    there.enter("stopped")
-    calls, state = there.file("calls"), there.file("jobs/7/state")
+    site = world("slurm")
+    assert isinstance(site, Slurm)
+    site.enter("stopped")
+    calls, state = site.file("calls"), site.file("jobs/7/state")
     state.write_text("COMPLETING None\n")
     calls.write_text("")
 
     def end_after_three_looks() -> None:
-        there.wait_for(lambda: calls.read_text().count("squeue") >= 3)
+        site.wait_for(lambda: calls.read_text().count("squeue") >= 3)
         state.write_text("FAILED NonZeroExitCode\n")
 
     slurm = threading.Thread(target=end_after_three_looks)
     slurm.start()
-    assert there.ddpctl("stop", "night").returncode == 0
+    assert site.ddpctl("stop", "night").returncode == 0
     slurm.join()
     assert [line for line in calls.read_text().splitlines() if "scancel" in line and "KILL" in line] == []
 
 
 @pytest.mark.parametrize("kind", ["local", "ssh", "slurm"])
 def test_ranks_that_ignore_a_stop_are_killed_by_kill(kind: str, world: Worlds) -> None:
-    there = world(kind)
-    assert there.launch("steps=2", "wait", "save=never").returncode == 0
-    there.wait_for(lambda: there.has(0, "rank-0.log", "step 2") and there.has(1, "rank-1.log", "step 2"))
-    done = there.ddpctl("stop", "--kill", "night")
+    site = world(kind)
+    assert site.launch("steps=2", "wait", "save=never").returncode == 0
+    site.wait_for(lambda: site.has(0, "rank-0.log", "step 2") and site.has(1, "rank-1.log", "step 2"))
+    done = site.ddpctl("stop", "--kill", "night")
     assert done.returncode == 0, done.stderr
-    there.wait_for(there.is_over)
-    status = there.json("status", "night")
+    site.wait_for(site.is_over)
+    status = site.json("status", "night")
     assert (status["state"], status["code"]) == ("stopped", 137)
 
 
 def test_explain_names_the_rank_that_has_not_entered_the_collective(world: Worlds) -> None:
-    there = world("local")
-    assert there.launch("steps=2", "hang").returncode == 0
-    there.wait_for(lambda: there.has(0, "rank-0.log", "step 2") and there.has(1, "rank-1.log", "step 2"))
-    explanation = there.json("explain", "night")
+    site = world("local")
+    assert site.launch("steps=2", "hang").returncode == 0
+    site.wait_for(lambda: site.has(0, "rank-0.log", "step 2") and site.has(1, "rank-1.log", "step 2"))
+    explanation = site.json("explain", "night")
     assert (explanation["cause"], explanation["rank"], explanation["node"]) == ("missing", 1, 1)
-    assert there.ddpctl("stop", "night").returncode == 0
+    assert site.ddpctl("stop", "night").returncode == 0
 
 
 def test_profile_records_again_if_the_first_recordings_do_not_overlap(world: Worlds) -> None:
-    there = world("local")
-    there.enter("training")
-    profile = there.json("profile", "night", "--seconds", "0.5")
+    site = world("local")
+    site.enter("training")
+    profile = site.json("profile", "night", "--seconds", "0.5")
     assert (sorted(profile["shares"]), profile["seconds"] > 0, profile["unknown"]) == (["0", "1"], True, [])
-    assert there.ddpctl("stop", "night").returncode == 0
+    assert site.ddpctl("stop", "night").returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_timeline_and_status_have_the_fields_of_the_nodes_files(kind: str, world: Worlds) -> None:
-    there = world(kind)
-    there.enter("failed")
-    timeline = there.json("timeline", "night")
+    site = world(kind)
+    site.enter("failed")
+    timeline = site.json("timeline", "night")
     names = [event["event"] for event in timeline["events"]]
     assert {"node_started", "rendezvous_done", "ranks_started", "first_step", "node_ended"} <= {*names}
-    status = there.json("status", "night")
+    status = site.json("status", "night")
     assert status["progress"]["step"] == 2
-    (row,) = json.loads(there.ddpctl("ps", "--json").stdout)
+    (row,) = json.loads(site.ddpctl("ps", "--json").stdout)
     assert (row["run"], row["state"], row["code"]) == ("night", "failed", 3)
-    assert there.ddpctl("report", "night", "-o", "page.html").returncode == 0
-    assert (there.folder / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert site.ddpctl("report", "night", "-o", "page.html").returncode == 0
+    assert (site.folder / "page.html").read_text().startswith("<!DOCTYPE html>")
 
 
 # ---- Interrupted: ddpctl as a process of its own
 
 
-def attached(there: World, *script: str) -> "subprocess.Popen[str]":
-    launch = there.start("launch", "--name", "night", "--", "train.py", *script)
-    there.wait_for(lambda: there.has(0, "rank-0.log", "step 1") and there.has(1, "rank-1.log", "step 1"))
+def attached(site: World, *script: str) -> "subprocess.Popen[str]":
+    launch = site.start("launch", "--name", "night", "--", "train.py", *script)
+    site.wait_for(lambda: site.has(0, "rank-0.log", "step 1") and site.has(1, "rank-1.log", "step 1"))
     return launch
 
 
 @pytest.mark.parametrize("kind", ["local", "slurm"])
 def test_ctrl_c_lets_the_ranks_save_and_a_second_one_kills_them(kind: str, world: Worlds) -> None:
-    there = world(kind)
-    launch = attached(there, "steps=1", "wait", "save=go")
+    site = world(kind)
+    launch = attached(site, "steps=1", "wait", "save=go")
     launch.send_signal(signal.SIGINT)
-    there.wait_for(lambda: there.has(0, "node.json", "stopping") and there.has(1, "node.json", "stopping"))
+    site.wait_for(lambda: site.has(0, "node.json", "stopping") and site.has(1, "node.json", "stopping"))
     if kind == "local":
         launch.send_signal(signal.SIGINT)
     else:
-        there.go()
+        site.go()
     output = launch.communicate(timeout=100)
     assert launch.returncode == 130, output
-    there.wait_for(there.is_over)
+    site.wait_for(site.is_over)
     code = 137 if kind == "local" else 130
-    assert [there.outcome(node)["code"] for node in (0, 1)] == [code, code]
-    assert there.state() == "stopped"
+    assert [site.outcome(node)["code"] for node in (0, 1)] == [code, code]
+    assert site.state() == "stopped"
 
 
 def test_a_killed_ddpctl_ends_its_local_ranks_which_save(world: Worlds) -> None:
-    there = world("local")
-    launch = attached(there, "steps=1", "wait")
+    site = world("local")
+    launch = attached(site, "steps=1", "wait")
     launch.kill()
     launch.communicate(timeout=60)
-    there.wait_for(there.is_over)
-    assert [there.outcome(node)["code"] for node in (0, 1)] == [143, 143]
-    assert list((there.runs / "night/checkpoints").iterdir())
+    site.wait_for(site.is_over)
+    assert [site.outcome(node)["code"] for node in (0, 1)] == [143, 143]
+    assert list((site.runs / "night/checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_a_job_continues_without_its_ddpctl(number: signal.Signals, world: Worlds) -> None:
-    there = world("slurm")
-    launch = attached(there, "steps=1", "wait=go")
+    site = world("slurm")
+    launch = attached(site, "steps=1", "wait=go")
     launch.send_signal(number)
     launch.communicate(timeout=60)
-    assert there.state() == "training"
-    there.go()
-    there.wait_for(there.is_over)
-    assert there.state() == "succeeded"
+    assert site.state() == "training"
+    site.go()
+    site.wait_for(site.is_over)
+    assert site.state() == "succeeded"
 
 
 def test_sigterm_to_an_attached_launch_stops_its_job(world: Worlds) -> None:
-    there = world("slurm")
-    launch = attached(there, "steps=1", "wait")
+    site = world("slurm")
+    launch = attached(site, "steps=1", "wait")
     launch.send_signal(signal.SIGTERM)
     output = launch.communicate(timeout=100)
     assert launch.returncode == 143, output
-    there.wait_for(there.is_over)
-    assert there.state() == "stopped"
+    site.wait_for(site.is_over)
+    assert site.state() == "stopped"
 
 
 def test_a_detached_local_run_continues_without_its_ddpctl(world: Worlds) -> None:
-    there = world("local")
-    launch = there.start("launch", "--detach", "--name", "night", "--", "train.py", "steps=1", "wait")
+    site = world("local")
+    launch = site.start("launch", "--detach", "--name", "night", "--", "train.py", "steps=1", "wait")
     assert launch.wait(60) == 0
     launch.communicate()
-    there.wait_for(lambda: there.state() == "training")
-    assert there.ddpctl("stop", "night").returncode == 0
+    site.wait_for(lambda: site.state() == "training")
+    assert site.ddpctl("stop", "night").returncode == 0

@@ -42,12 +42,12 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
     return ran
 
 
-def plant(there: World) -> None:
+def plant(site: World) -> None:
     """Give the job a secret and an address, and the project a file of credentials."""
-    settings = json.loads((there.folder / "ddpctl.yaml").read_text())
+    settings = json.loads((site.folder / "ddpctl.yaml").read_text())
     settings["job"] |= {"secrets": ["TOKEN", "HOOK"], "notify": ["$HOOK"], "name": "night", "env": {"PLAIN": PLAIN}}
-    (there.folder / "ddpctl.yaml").write_text(json.dumps(settings))
-    there.env |= {"TOKEN": TOKEN, "HOOK": HOOK}
+    (site.folder / "ddpctl.yaml").write_text(json.dumps(settings))
+    site.env |= {"TOKEN": TOKEN, "HOOK": HOOK}
 
 
 def files(folder: Path) -> Iterator[tuple[str, str]]:
@@ -81,12 +81,12 @@ STORED = {"slurm": {"runs/night/secrets"}, "kubernetes": {"cluster/objects/secre
 def test_a_secret_is_in_nothing_that_a_run_writes_prints_or_runs(
     kind: str, world: Worlds, commands: list[Command]
 ) -> None:
-    there, stored = world(kind), STORED.get(kind, set())
-    plant(there)
+    site, stored = world(kind), STORED.get(kind, set())
+    plant(site)
     places: dict[str, str] = {}
 
-    def call(name: str, *words: str) -> None:
-        done = there.ddpctl(*words)
+    def call(name: str, *arguments: str) -> None:
+        done = site.ddpctl(*arguments)
         assert done.returncode == 0, (name, done.stderr)
         places[f"{name}: stdout"], places[f"{name}: stderr"] = done.stdout, done.stderr
 
@@ -94,20 +94,20 @@ def test_a_secret_is_in_nothing_that_a_run_writes_prints_or_runs(
     if kind != "ssh":
         call("render", "render", "--", "train.py", "wait")
     call("launch", "launch", "--detach", "--name", "night", "--", "train.py", "steps=2", "wait=go")
-    there.wait_for(lambda: there.has(0, "node.json", '"training"') and there.has(1, "node.json", '"training"'))
-    there.wait_for(lambda: there.has(0, "rank-0.log", "step 2") and there.has(1, "rank-1.log", "step 2"))
-    assert kind == "kubernetes" or all(value in environment(there.node_pids()[1]) for value in HIDDEN)
+    site.wait_for(lambda: site.has(0, "node.json", '"training"') and site.has(1, "node.json", '"training"'))
+    site.wait_for(lambda: site.has(0, "rank-0.log", "step 2") and site.has(1, "rank-1.log", "step 2"))
+    assert kind == "kubernetes" or all(value in environment(site.node_pids()[1]) for value in HIDDEN)
     places |= process_lines()
-    for name, words in VERBS.items():
+    for name, arguments in VERBS.items():
         if not (name == "profile" and kind == "kubernetes"):
-            call(name, *words)
-    during = dict(files(there.folder.parent))
+            call(name, *arguments)
+    during = dict(files(site.folder.parent))
     assert {*leaks(during)} == stored
-    there.go()
-    there.wait_for(there.is_over)
+    site.go()
+    site.wait_for(site.is_over)
     if kind == "kubernetes":
         call("pull", "pull", "night")
-    at_end = dict(files(there.folder.parent))
+    at_end = dict(files(site.folder.parent))
     if kind == "kubernetes":
         del at_end["cluster/objects/secret.night"]
     places |= {f"{name} (at the end)": text for name, text in at_end.items()}
@@ -120,15 +120,15 @@ def test_a_secret_is_in_nothing_that_a_run_writes_prints_or_runs(
 
 
 def test_a_notebook_for_kaggle_has_nothing_of_the_environment(world: Worlds, commands: list[Command]) -> None:
-    there = world("kaggle")
-    stand_in(there.folder.parent, there.answers)  # type: ignore[attr-defined]
-    there.env |= {"TOKEN": TOKEN, "HOOK": HOOK}
-    (there.folder / ".env").write_text(f"TOKEN={TOKEN}\n")
-    assert there.ddpctl("launch", "--detach", "--name", "night", "--", "train.py").returncode == 0
-    plant(there)
-    refused = there.ddpctl("launch", "--name", "dawn", "--", "train.py")
+    site = world("kaggle")
+    stand_in(site.folder.parent, site.answers)  # type: ignore[attr-defined]
+    site.env |= {"TOKEN": TOKEN, "HOOK": HOOK}
+    (site.folder / ".env").write_text(f"TOKEN={TOKEN}\n")
+    assert site.ddpctl("launch", "--detach", "--name", "night", "--", "train.py").returncode == 0
+    plant(site)
+    refused = site.ddpctl("launch", "--name", "dawn", "--", "train.py")
     assert refused.returncode == 78
-    (there.folder / ".env").unlink()
-    places = dict(files(there.folder.parent)) | {"stdout": refused.stdout, "stderr": refused.stderr}
+    (site.folder / ".env").unlink()
+    places = dict(files(site.folder.parent)) | {"stdout": refused.stdout, "stderr": refused.stderr}
     assert {"runs/night/kaggle/night.ipynb", "runs/night/kaggle/kernel-metadata.json"} <= places.keys()
     assert leaks(places | {str(number): repr(command) for number, command in enumerate(commands)}) == []

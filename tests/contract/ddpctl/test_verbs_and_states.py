@@ -38,47 +38,34 @@ KAGGLE_GOING: Codes = (0, 0, 0, 78, None, 2, 0, 78, 78, 78, 78, 2, 78, 69)
 KAGGLE_OVER: Codes = (0, 0, 0, 66, 66, None, 0, 78, 78, 78, 0, 0, 2, 0)
 LAUNCHING: Codes = (0, 0, 66, 69, None, 2, 66, 0, 0, 0, 0, 2, 69, 0)  # then its launch takes the run back
 INTERRUPTED: Codes = (0, 0, 66, 66, 66, 0, 66, 0, 0, 0, 0, 0, 2, 0)
-TABLE: Mapping[str, Mapping[str, tuple[str, Codes, str]]] = {
-    "local": {
-        "launching": ("starting", (*LAUNCHING[:6], 78, *LAUNCHING[7:]), ""),
-        "interrupted": ("lost", (*INTERRUPTED[:6], 78, *INTERRUPTED[7:]), "stopped"),
-        "starting": ("starting", GOING, "stopped"),
-        "running": ("running", GOING, "stopped"),
-        "training": ("training", GOING, "stopped"),
-        "stopping": ("stopping", GOING, "stopped"),
-        "succeeded": ("succeeded", OVER, "succeeded"),
-        "failed": ("failed", OVER, "failed"),
-        "stopped": ("stopped", OVER, "stopped"),
-        "lost": ("lost", OVER, "lost"),
-    },
-    "ssh": {
-        "launching": ("starting", LAUNCHING, ""),
-        "interrupted": ("lost", INTERRUPTED, "lost"),
-        "starting": ("starting", SSH_GOING, "stopped"),
-        "training": ("training", SSH_GOING, "stopped"),
-        "stopping": ("stopping", SSH_GOING, "stopped"),
-        "succeeded": ("succeeded", SSH_OVER, "succeeded"),
-        "failed": ("failed", SSH_OVER, "failed"),
-        "stopped": ("stopped", SSH_OVER, "stopped"),
-        "lost": ("lost", SSH_OVER, "lost"),
-        "unknown": ("unknown", (0, 0, 69, 69, 69, 69, None, 0, 0, 0, 0, 69, 78, 69), "unknown"),
-    },
-    "slurm": {
-        "launching": ("starting", LAUNCHING, ""),
-        "interrupted": ("lost", INTERRUPTED, "lost"),
-        "pending": ("pending", (0, 0, 66, 69, None, 2, 78, 0, 0, 0, 0, 2, 78, 0), "stopped"),
-        "starting": ("starting", GOING, "stopped"),
-        "training": ("training", GOING, "stopped"),
-        "stopping": ("stopping", GOING, "stopped"),
-        "succeeded": ("succeeded", OVER, "succeeded"),
-        "failed": ("failed", OVER, "failed"),
-        "stopped": ("stopped", OVER, "stopped"),
-        "lost": ("lost", OVER, "lost"),
-        "unknown": ("unknown", (0, 0, 0, 69, None, 69, 78, 0, 0, 0, 0, 69, 78, 69), "unknown"),
-    },
+State = tuple[str, Codes, str]
+
+
+def on_machines(going: Codes, over: Codes, **others: State) -> Mapping[str, State]:
+    """Return the states of a run whose nodes write files that ddpctl reads, and others of its target."""
+    runs = {state: (state, going, "stopped") for state in ("starting", "training", "stopping")}
+    has_ended = {state: (state, over, state) for state in ("succeeded", "failed", "stopped", "lost")}
+    return {**LAUNCH, **runs, **has_ended, **others}
+
+
+LAUNCH: Mapping[str, State] = {"launching": ("starting", LAUNCHING, ""), "interrupted": ("lost", INTERRUPTED, "lost")}
+TABLE: Mapping[str, Mapping[str, State]] = {
+    "local": on_machines(
+        GOING, OVER,
+        launching=("starting", (*LAUNCHING[:6], 78, *LAUNCHING[7:]), ""),
+        interrupted=("lost", (*INTERRUPTED[:6], 78, *INTERRUPTED[7:]), "stopped"),
+        running=("running", GOING, "stopped"),
+    ),
+    "ssh": on_machines(
+        SSH_GOING, SSH_OVER, unknown=("unknown", (0, 0, 69, 69, 69, 69, None, 0, 0, 0, 0, 69, 78, 69), "unknown")
+    ),
+    "slurm": on_machines(
+        GOING, OVER,
+        pending=("pending", (0, 0, 66, 69, None, 2, 78, 0, 0, 0, 0, 2, 78, 0), "stopped"),
+        unknown=("unknown", (0, 0, 0, 69, None, 69, 78, 0, 0, 0, 0, 69, 78, 69), "unknown"),
+    ),
     "kubernetes": {
-        "launching": ("starting", LAUNCHING, ""),
-        "interrupted": ("lost", INTERRUPTED, "lost"),
+        **LAUNCH,
         "pending": ("starting", (0, 0, 66, 0, None, 2, 66, 0, 0, 0, 0, 2, None, 0), "stopped"),
         "training": ("running", (0, 0, 0, 0, None, 2, 0, 0, 0, 0, 0, 2, None, 0), "stopped"),
         "suspended": ("suspended", (0, 0, 66, 66, None, 2, 0, 0, 0, 0, 0, 2, 0, 0), "stopped"),
@@ -116,24 +103,24 @@ def test_each_verb_in_this_state(kind: str, state: str, world: Callable[[str], W
     try_verbs(world(kind), kind, state, [verb for verb in VERBS if state in ALL_VERBS_IN or verb not in READING])
 
 
-def try_verbs(there: World, kind: str, state: str, verbs: Collection[str]) -> None:
+def try_verbs(site: World, kind: str, state: str, verbs: Collection[str]) -> None:
     """Bring a run into a state, call the verbs one after the other, and compare their codes with the table."""
     named, codes, after = TABLE[kind][state]
     launch = None
     if state in ("launching", "interrupted"):
-        launch = there.interrupted_launch(alive=state == "launching")
+        launch = site.interrupted_launch(alive=state == "launching")
     else:
-        there.enter(state)
+        site.enter(state)
     answered = {}
     try:
-        assert there.state() == named
+        assert site.state() == named
         for verb, code in zip(VERBS, codes, strict=True):
             if verb == "stop" and state == "stopping":
-                there.go()  # its ranks have saved
+                site.go()  # its ranks have saved
             if code is None or verb not in verbs:
                 answered[verb] = code
                 continue
-            done = there.ddpctl(*VERBS[verb])
+            done = site.ddpctl(*VERBS[verb])
             answered[verb] = done.returncode
             output = done.stdout + done.stderr
             assert "None" not in output, output
@@ -142,19 +129,19 @@ def try_verbs(there: World, kind: str, state: str, verbs: Collection[str]) -> No
         assert answered == dict(zip(VERBS, codes, strict=True))
         if launch is not None:
             assert launch.wait(60) == 0
-        assert (there.ddpctl("status", "night").returncode == 66) if not after else (there.state() == after)
+        assert (site.ddpctl("status", "night").returncode == 66) if not after else (site.state() == after)
         if state == "unknown" and kind != "kaggle":  # nothing has happened to the run, and it can be stopped now
-            there.answer_again()
-            assert there.state() in ("training", "running")
-            assert there.ddpctl("stop", "night").returncode == 0
-            assert there.state() == "stopped"
+            site.answer_again()
+            assert site.state() in ("training", "running")
+            assert site.ddpctl("stop", "night").returncode == 0
+            assert site.state() == "stopped"
         if (
             after == "stopped"
             and state in ("starting", "running", "training", "stopping", "stopped")
             and kind != "kaggle"
         ):
-            assert [there.outcome(node)["code"] for node in (0, 1)] == [143, 143]
-        there.wait_for(there.is_over)
+            assert [site.outcome(node)["code"] for node in (0, 1)] == [143, 143]
+        site.wait_for(site.is_over)
     finally:
         if launch is not None:
             launch.kill()

@@ -59,8 +59,8 @@ def capture(self: executor.Executor, command: Command) -> Output:
     return fork(command.argv[2:], env=env, given=command.stdin, timeout=command.timeout_s, cwd=command.cwd)
 
 
-def fork(words: Sequence[str], **options: Any) -> Output:
-    done = forks.run(words, text=True, **options)
+def fork(arguments: Sequence[str], **options: Any) -> Output:
+    done = forks.run(arguments, text=True, **options)
     return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
@@ -96,15 +96,15 @@ class World:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def ddpctl(self, *words: str) -> Ended:
+    def ddpctl(self, *arguments: str) -> Ended:
         """Call ddpctl in this process; what its child processes print is in the result."""
         self.capfd.readouterr()
-        done = call(*words, cwd=self.folder, **self.env)
+        done = call(*arguments, cwd=self.folder, **self.env)
         printed = self.capfd.readouterr()
         return replace(done, stdout=done.stdout + printed.out, stderr=done.stderr + printed.err)
 
-    def json(self, *words: str) -> dict[str, Any]:
-        done = self.ddpctl(*words, "--json")
+    def json(self, *arguments: str) -> dict[str, Any]:
+        done = self.ddpctl(*arguments, "--json")
         assert done.stdout, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -112,10 +112,10 @@ class World:
     def state(self) -> str:
         return str(self.json("status", "night")["state"])
 
-    def start(self, *words: str) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start ddpctl as a process in a session of its own, as a terminal has it."""
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", IMPATIENT, *words], env=self.env, cwd=self.folder, text=True,
+            [sys.executable, "-P", "-c", IMPATIENT, *arguments], env=self.env, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -345,13 +345,13 @@ class Kubernetes(World):
         (self.cluster / "view").write_text(json.dumps({"current-context": "lab", "contexts": [context]}))
         (self.cluster / "raw").write_text((DATA / "kubernetes/misc/raw-apis-kubeflow-v1.json").read_text())
         for state, (job, pods, name) in self.recorded.items():
-            for what, path in (("pytorchjobs.kubeflow.org", f"jobs/{job}"), ("pods", f"pods/{pods}")):
+            for resource, path in (("pytorchjobs.kubeflow.org", f"jobs/{job}"), ("pods", f"pods/{pods}")):
                 text = (DATA / f"kubernetes/{path}.json").read_text()
                 answer = json.loads(text.replace(f'"{name}-worker', '"RUN-worker').replace(f': "{name}"', ': "RUN"'))
                 for thing in answer.get("items", [answer]):
                     thing["metadata"].setdefault("labels", {})["ddpctl.run"] = "RUN"
                     thing["metadata"]["uid"] = f"uid-{thing['metadata']['name']}"  # the same object in all states
-                (self.cluster / f"recorded/{state}.{what}").write_text(json.dumps(answer))
+                (self.cluster / f"recorded/{state}.{resource}").write_text(json.dumps(answer))
 
     def node_dir(self, node: int) -> Path:
         return self.cluster / f"disk/night/node-{node}"

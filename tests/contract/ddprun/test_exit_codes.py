@@ -23,10 +23,10 @@ def test_the_exit_code_of_a_script_is_that_of_both_nodes(runs, code, node):
     assert ended(*runs.pair("act.py", f"{node}={code}")) == (code, "error", node, node)
 
 
-@pytest.mark.parametrize(("words", "code", "of_pod"), [("0=3", 3, 3), ("0=200", 200, 75)])
-def test_in_a_pod_a_hopeless_run_ends_below_128(runs, words, code, of_pod):
+@pytest.mark.parametrize(("arguments", "code", "of_pod"), [("0=3", 3, 3), ("0=200", 200, 75)])
+def test_in_a_pod_a_hopeless_run_ends_below_128(runs, arguments, code, of_pod):
     """A PyTorchJob replaces a pod that ends with 128 or more, as often as it takes."""
-    node = runs.start("act.py", words, env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    node = runs.start("act.py", arguments, env={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert (node.end(), node.outcome().code) == (of_pod, code)
     assert (runs.run_dir / "checkpoints").is_dir()  # DDP_CHECKPOINT_DIR, which the target did not create
 

@@ -56,9 +56,7 @@ def loopback():
 
 def test_check_only_prints_what_it_found_and_starts_nothing(runs):
     port = runs.free_port()
-    options = ("--check-only",)
-    second = runs.start("act.py", node=1, nodes="2", port=port, options=options)
-    first = runs.start("act.py", node=0, nodes="2", port=port, options=options)
+    first, second = runs.pair("act.py", options=("--check-only",), port=port)
     assert (first.end(), second.end()) == (0, 0)
     rows = [line.split(maxsplit=2) for line in first.stdout.read_text().splitlines()]
     assert [row[:2] for row in rows] == [

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
@@ -138,13 +137,6 @@ def test_a_script_that_cannot_be_started(runs):
     node = runs.start("nothing.sh", options=("--no-python",))
     assert node.end() == 127
     assert f"{RANKS}/nothing.sh: {os.strerror(errno.ENOENT)}" in node.log(0)
-
-
-def test_a_node_without_streams_is_a_node(tmp_path: Path) -> None:
-    (tmp_path / "ok.py").write_text("print('hello')\n")
-    command = f"exec {sys.executable} -m ddprun --exec --run-dir {tmp_path}/run {tmp_path}/ok.py 0<&- 1>&- 2>&-"
-    assert subprocess.run(["/bin/sh", "-c", command], timeout=90, check=False).returncode == 0
-    assert (tmp_path / "run/node-0/rank-0.log").read_text() == "hello\n"
 
 
 @pytest.mark.parametrize("files", [(".lock",), (".lock", "last.pt")], ids=["empty", "checkpoint"])

@@ -72,9 +72,9 @@ def events(folder: Path) -> dict[str, set[str]]:
     return {line["event"]: {*line} for line in lines}
 
 
-def answer(folder: Path, *words: str) -> Any:
+def answer(folder: Path, *arguments: str) -> Any:
     """Ask the real nodectl."""
-    done = forks.run(["-m", "ddprun.nodectl", *words], env={}, text=True)
+    done = forks.run(["-m", "ddprun.nodectl", *arguments], env={}, text=True)
     return done.returncode, done.stdout
 
 
@@ -116,5 +116,7 @@ def test_the_fake_node_leaves_what_a_real_one_leaves(case: str, tmp_path: Path) 
     assert series[0] <= series[1]
     shown = [json.loads(answer(folder, "show", str(folder / "night/node-0"))[1]) for folder in (fake, real)]
     assert keys(shown[0]) == keys(shown[1])
-    for words in (("--rank", "1"), ("--rank", "9"), ("--tail", "1", "--rank", "0"), ("--file", "rank-1.log")):
-        assert answer(fake, "logs", *words, str(fake / "night")) == answer(real, "logs", *words, str(real / "night"))
+    for arguments in (("--rank", "1"), ("--rank", "9"), ("--tail", "1", "--rank", "0"), ("--file", "rank-1.log")):
+        assert answer(fake, "logs", *arguments, str(fake / "night")) == answer(
+            real, "logs", *arguments, str(real / "night")
+        )

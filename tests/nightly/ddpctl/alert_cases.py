@@ -350,7 +350,7 @@ def of_ddprun(
         ("ddp_ranks_done", ()): done,
         ("ddp_restarts_total", ("killed",)): restarts,
     }
-    found = []
+    series = []
     for metric in OF_A_NODE:
         each = [{label: value} for label, known in metric.labels.items() for value in known] or [{}]
         if metric is BUILD_INFO:
@@ -358,19 +358,19 @@ def of_ddprun(
         if metric is RUN_INFO:
             each = [{"run_id": "night", **identity}]
         for node in NODES if metric.at_first else ():
-            found.append(s("up", f"1x{n}", node))
+            series.append(s("up", f"1x{n}", node))
             for labels in each:
-                found.append(
+                series.append(
                     s(metric.name, values.get((metric.name, tuple(labels.values())), f"0x{n}"), node, **labels)
                 )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(series))
 
 
 def of_loop(steps: str, last_step: str) -> tuple[tuple[str, str], ...]:
     """What a rank tells as soon as its script imports ddpwire.script."""
     names = (STEPS.name, SAMPLES.name, LAST_STEP.name, f"{STEP_DURATION.name}_sum", f"{STEP_DURATION.name}_count")
-    told = {**dict.fromkeys(names, steps), LAST_STEP_TIME.name: last_step}
-    return tuple(s(name, values, node, rank=node) for name, values in told.items() for node in NODES)
+    series = {**dict.fromkeys(names, steps), LAST_STEP_TIME.name: last_step}
+    return tuple(s(name, values, node, rank=node) for name, values in series.items() for node in NODES)
 
 
 BEATS = tuple(s("ddp_heartbeat_timestamp_seconds", f"_x2 120+60x{HALF_A_DAY}", node, rank=node) for node in NODES)

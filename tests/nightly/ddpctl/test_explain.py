@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.test_explain import (
     BEFORE,
     IN_LOADER,
@@ -21,7 +22,10 @@ from tests.unit.ddpctl.test_explain import (
 
 from ddpctl.diagnosis.explain import (
     explain_outcome,
+    explain_ranks,
+    explain_software,
 )
+from ddpctl.diagnosis.rank_view import read_answer
 from ddpwire.run_files import Outcome
 
 
@@ -151,3 +155,30 @@ def test_a_worker_of_a_data_loader_that_has_ended_is_not_taken_for_a_lost_rank(l
     error = log.splitlines()[-1]
     failed = Outcome(code=1, cause="error", message=f"rank 0 on node 0 exited with 1: {error}", node=0, rank=0)
     assert facts(explain_outcome(failed, (), log, (), 2)) == (cause, 0, True)
+
+
+def test_the_nodes_of_each_version_are_named_and_not_those_without_a_record() -> None:
+    environments = {0: {"packages": "a==1 b==2"}, 1: {}, 2: {"packages": "a==2 b==2"}, 3: {"packages": "a==1 b==2"}}
+    assert explain_software(environments) == ["a is 1 on nodes 0 and 3, 2 on node 2"]
+    many = {node: {"packages": " ".join(f"p{i}=={node}" for i in range(100))} for node in (0, 1)}
+    *_, last = explain_software(many)
+    assert_names(last, "80")
+
+
+def test_a_link_to_another_machine_two_links_and_a_moment_are_told_apart():
+    to_1, to_0 = ["0A", "0B", 90, 7], ["0B", "0A", 0, 0]
+    # Rank 1 does not answer, so it may be at the other end, or not.
+    unsure = explain_ranks(read_answer({"node": 0, "ranks": [linked(rank(0, WAITS), ["0A", "7F", 90, 15])]}), 2)
+    assert facts(unsure) == ("network", None, False)
+    check_names(unsure, "another machine and node 0", "40 s")
+    ends = ["0A", "0B", "0C", "0D"]  # of four nodes; two links are down
+    nodes = [
+        {"node": node, "ranks": [linked(rank(node, WAITS), [ends[node], ends[node ^ 1], 90, 7])]} for node in range(4)
+    ]
+    both = explain_ranks([view for node in nodes for view in read_answer(node)], 4)
+    check_names(both, "node 0 and node 1", "node 2 and node 3")
+    short = [*BEFORE, entered(8, NOW - 8, done=False)]
+    ranks = (linked(rank(0, short), to_1), rank(1, short), linked(rank(2, short), to_0), rank(3, short))
+    assert facts(explained(*ranks)) == ("network", None, False)
+    joining = (linked(rank(0, []), to_1), rank(1, []), linked(rank(2, []), to_0), rank(3, []))
+    assert facts(explained(*joining)) == ("network", None, True)

@@ -9,6 +9,7 @@ from tests.unit.ddpctl.test_formatting import NODE, RUN
 
 from ddpctl.commands import formatting
 from ddpctl.runs.run_status import NodeReport, Progress, RunStatus
+from ddpctl.text import EscapeFilter
 from ddpwire.run_files import Outcome
 
 
@@ -71,3 +72,8 @@ def test_checkpoints_on_other_machines_are_only_known_if_the_run_has_reported_on
         report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=at)
         state = RunStatus(run="night", state="training", message="", nodes=(report,))
         assert f"  checkpoints  {run.checkpoint_dir}{ending}" in formatting.status_lines(run, state)
+
+
+def test_what_looks_like_a_sequence_is_not_kept_for_ever() -> None:
+    keep = EscapeFilter()
+    assert keep(b"\x1b]52;" + b"x" * 5000).endswith(b"x" * 5000)

@@ -1,6 +1,8 @@
 """The formats of an image's archive."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.unit.ddpctl.answers import perform
@@ -12,9 +14,9 @@ from ddpctl.commands.image import Blob, Survey
 from ddpctl.errors import DdpctlError, UnavailableError
 
 
-@pytest.mark.parametrize(("here", "there", "codec"), [(0, True, "zst"), (127, True, "gz"), (0, False, "gz")])
-def test_layers_are_packed_with_zstd_only_if_every_machine_has_it(here: int, there: bool, codec: str) -> None:
-    surveys = (Survey(host=BOX1, has_zstd=True), Survey(host=BOX2, has_zstd=there))
+@pytest.mark.parametrize(("here", "has_zstd", "codec"), [(0, True, "zst"), (127, True, "gz"), (0, False, "gz")])
+def test_layers_are_packed_with_zstd_only_if_every_machine_has_it(here: int, has_zstd: bool, codec: str) -> None:
+    surveys = (Survey(host=BOX1, has_zstd=True), Survey(host=BOX2, has_zstd=has_zstd))
     assert perform(verbs.choose_codec(surveys), {"zstd": Output(returncode=here)})[1] == codec
 
 
@@ -36,14 +38,14 @@ def test_a_survey_lists_each_hosts_layers_or_its_problem() -> None:
     failed = Output(returncode=69, stderr="x\nCannot connect to the Docker daemon\n")
     none = Output(returncode=1, stderr="No such image")
     verb = verbs.survey_hosts("docker", "me/train:1", (BOX1, BOX2))
-    asked, surveys = perform(verb, {"image inspect": none, "": {str(BOX1): first, str(BOX2): failed}})
+    commands, surveys = perform(verb, {"image inspect": none, "": {str(BOX1): first, str(BOX2): failed}})
     assert surveys == (
         Survey(host=BOX1, has_zstd=True, files={f"{LOW}.tar.zst": 700, f"{HIGH}.tar.zst.part": 12}),
         Survey(host=BOX2, problem="Cannot connect to the Docker daemon"),
     )
     assert (surveys[0].blob_of(LOW), surveys[0].blob_of(HIGH)) == (f"{LOW}.tar.zst", None)
-    assert [command.host for command in asked] == [BOX1, BOX1, BOX2, BOX2]
-    assert asked[1].argv == ("docker", "image", "inspect", "me/train:1")
+    assert [command.host for command in commands] == [BOX1, BOX1, BOX2, BOX2]
+    assert commands[1].argv == ("docker", "image", "inspect", "me/train:1")
 
 
 def test_the_rest_of_a_blob_goes_over_stdin() -> None:
@@ -61,3 +63,10 @@ def test_the_rest_of_a_blob_goes_over_stdin() -> None:
         perform(verbs.send(survey, blob), {"": lost})
     with pytest.raises(UnavailableError, match=LOW[:12]):
         perform(verbs.send(survey, blob), {"": Output(returncode=65)})
+
+
+def test_an_option_is_no_host() -> None:
+    argv = [sys.executable, "-P", "-m", "ddpctl", "image", "ship", "-oProxyCommand=x"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("ddpctl: ")

@@ -137,9 +137,9 @@ def through_a_launch(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list
     plan = plan_of(replace(job, command=(str(script),)), folder)
     port = Output(returncode=0, stdout='{"port": 61000}\n')
     verb = LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False)
-    asked, _ = perform(verb, {"ddprun.nodectl port": port})
+    commands, _ = perform(verb, {"ddprun.nodectl port": port})
     given = []
-    for command in matching(asked, "-m ddprun --grace"):
+    for command in matching(commands, "-m ddprun --grace"):
         done = subprocess.run(
             command.argv, env={"PATH": SYSTEM, **theirs, **command.env}, capture_output=True, text=True, timeout=60
         )

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl import test_kaggle_target
 from tests.unit.ddpctl.answers import perform
 from tests.unit.ddpctl.kaggle_answers import answer
 from tests.unit.ddpctl.test_kaggle_target import (
@@ -109,3 +110,31 @@ def test_followed_logs_of_some_nodes_are_refused_while_the_session_goes_on() -> 
 def test_stop_of_a_run_that_was_not_pushed_has_nothing_to_stop() -> None:
     verb = KaggleTarget(KaggleOptions()).stop(replace(RUN, handle={}), signal="KILL")
     assert perform(verb, {}) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "pushed",
+    [
+        Output(returncode=-9),
+        Output(returncode=1, stderr="502 Server Error: Bad Gateway for url: https://www.kaggle.com/api"),
+    ],
+    ids=["killed", "gateway"],
+)
+def test_a_push_whose_reply_is_lost_may_have_started_a_session(pushed):
+    test_kaggle_target.test_a_push_whose_reply_is_lost_may_have_started_a_session(pushed)
+
+
+@pytest.mark.parametrize(
+    ("session", "log", "state", "code", "fact"),
+    [
+        ("new_script", None, "pending", None, ""),
+        ("404", None, "lost", 66, KERNEL),
+        ("error-memory", answer("logs-name-error"), "failed", 1, "allocate more memory than is available"),
+    ],
+)
+def test_a_session_has_its_state_and_its_end_is_in_its_log_unless_kaggle_names_the_cause(
+    session, log, state, code, fact
+):
+    test_kaggle_target.test_a_session_has_its_state_and_its_end_is_in_its_log_unless_kaggle_names_the_cause(
+        session, log, state, code, fact
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.unit.ddpctl.test_kubernetes_manifests import KUBECTL, ROOT
+from tests.nightly.ddpctl.test_kubernetes_manifests import KUBECTL
+from tests.unit.ddpctl.test_kubernetes_manifests import ROOT
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl kustomize")

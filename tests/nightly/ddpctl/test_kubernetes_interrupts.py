@@ -45,13 +45,13 @@ def test_ranks_in_pods_are_explained_and_profiled(
 ) -> None:
     """The pods' commands reach the folder of two real ddpruns, whose rank 1 sleeps while the others wait."""
     monkeypatch.setattr(explain, "ANSWER_S", ANSWER_S)
-    there = cast(Kubernetes, world("kubernetes"))
-    (there.cluster / "state").write_text("running")
-    settings = json.loads((there.folder / "ddpctl.yaml").read_text())
+    site = cast(Kubernetes, world("kubernetes"))
+    (site.cluster / "state").write_text("running")
+    settings = json.loads((site.folder / "ddpctl.yaml").read_text())
     settings["job"] |= {"gpus": 2}
-    (there.folder / "ddpctl.yaml").write_text(json.dumps(settings))
-    assert there.launch("wait").returncode == 0
-    folder = there.cluster / "disk/night"
+    (site.folder / "ddpctl.yaml").write_text(json.dumps(settings))
+    assert site.launch("wait").returncode == 0
+    folder = site.cluster / "disk/night"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     options = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}")
@@ -64,14 +64,14 @@ def test_ranks_in_pods_are_explained_and_profiled(
     explanation: dict[str, object] = {}
 
     def explained() -> bool:
-        explanation.update(json.loads(there.ddpctl("explain", "night", "--json").stdout or "{}"))
+        explanation.update(json.loads(site.ddpctl("explain", "night", "--json").stdout or "{}"))
         return explanation.get("cause") == "missing"
 
     try:
-        there.wait_for(lambda: len(runtime_files(folder, "heartbeat/rank-*.group")) == 4, timeout_s=200)
-        there.wait_for(explained, timeout_s=200)
+        site.wait_for(lambda: len(runtime_files(folder, "heartbeat/rank-*.group")) == 4, timeout_s=200)
+        site.wait_for(explained, timeout_s=200)
         assert (explanation["rank"], explanation["node"], explanation["unknown"]) == (1, 0, [])
-        profile = there.json("profile", "night", "--seconds", "1", "-o", str(tmp_path / "trace.json.gz"))
+        profile = site.json("profile", "night", "--seconds", "1", "-o", str(tmp_path / "trace.json.gz"))
         assert (profile["slowest"], profile["unknown"], sorted(profile["shares"])) == (1, [], ["0", "1", "2", "3"])
         check_chrome_trace((tmp_path / "trace.json.gz").read_bytes())
     finally:

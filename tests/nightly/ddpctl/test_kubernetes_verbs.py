@@ -61,22 +61,22 @@ def test_followed_logs_are_a_program_of_their_own() -> None:
 def test_stop_reports_the_logs_that_are_lost() -> None:
     lost = Output(returncode=1, stderr='Error from server: Get "https://10.0.0.7:10250": dial tcp: i/o timeout\n')
     answers = {GET_PODS: RUNNING, "logs digits-otter-worker-1": lost}
-    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
-    assert_names(asked[-1].say, "node 1", "i/o timeout")
-    assert "node 0" not in asked[-1].say
+    commands, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
+    assert_names(commands[-1].say, "node 1", "i/o timeout")
+    assert "node 0" not in commands[-1].say
 
 
 def test_stop_of_a_train_job_leaves_its_runtime_until_the_job_is_gone() -> None:
-    asked, _ = perform(TARGET.stop(run_of(workload="trainjob"), signal="TERM"), {})
-    job, _, runtime = lines(matching(asked, " delete "))
+    commands, _ = perform(TARGET.stop(run_of(workload="trainjob"), signal="TERM"), {})
+    job, _, runtime = lines(matching(commands, " delete "))
     assert job == f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {NAMED} --cascade=background"
     assert runtime == f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {NAMED}"
 
 
 def test_stop_of_an_interrupted_launch_looks_for_all_that_it_may_have_created() -> None:
     answers = {"trainjobs.trainer": UNSERVED, "trainingruntimes": UNSERVED}
-    asked, gone = perform(TARGET.stop(replace(RUN, handle={}), signal="KILL"), cluster(answers))
-    assert [command.argv[7].split(",")[0] for command in matching(asked, " delete ")] == [
+    commands, gone = perform(TARGET.stop(replace(RUN, handle={}), signal="KILL"), cluster(answers))
+    assert [command.argv[7].split(",")[0] for command in matching(commands, " delete ")] == [
         "pytorchjobs.kubeflow.org",
         "trainjobs.trainer.kubeflow.org",
         "jobs.batch",
@@ -96,8 +96,8 @@ def test_exec_on_a_node_without_a_pod_names_the_nodes() -> None:
 def test_a_master_is_node_0() -> None:
     target = KubernetesTarget(KubernetesOptions(master=True))
     pods = as_run("pods/running-master-worker", "digits-otter", "running-a")
-    asked, _ = perform(target.execute(RUN, node=1, argv=("ls",), tty=False), {GET_PODS: pods})
-    assert only(asked, EXEC).argv[6] == "digits-otter-worker-0"
+    commands, _ = perform(target.execute(RUN, node=1, argv=("ls",), tty=False), {GET_PODS: pods})
+    assert only(commands, EXEC).argv[6] == "digits-otter-worker-0"
 
 
 @pytest.mark.parametrize(
@@ -158,17 +158,17 @@ def test_logs_that_do_not_exist_yet_give_the_state_as_the_reason(answers: dict[s
 
 
 def test_ctrl_c_deletes_the_job_and_reports_a_sigterm() -> None:
-    asked: list[Command] = []
+    commands: list[Command] = []
     messages: list[str] = []
 
     class Recorder:
         def perform(self, verb: Any) -> Any:
-            return perform(verb, {}, asked)[1]
+            return perform(verb, {}, commands)[1]
 
     recorder: Any = Recorder()
     stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=messages.append), RUN, first="INT")
     stopper()
-    assert DELETE_JOB in lines(asked)
+    assert DELETE_JOB in lines(commands)
     (message,) = messages
     assert all(fact in message for fact in ("digits-otter", "SIGTERM", "30 s"))
 
@@ -193,8 +193,8 @@ def test_exec_runs_in_a_nodes_container_and_has_its_exit_code(
     node: int, argv: tuple[str, ...], tty: bool, line: str
 ) -> None:
     answers = {GET_PODS: RUNNING, " exec ": Output(returncode=3)}
-    asked, code = perform(TARGET.execute(RUN, node=node, argv=argv, tty=tty), answers)
-    command = only(asked, EXEC)
+    commands, code = perform(TARGET.execute(RUN, node=node, argv=argv, tty=tty), answers)
+    command = only(commands, EXEC)
     assert (shell_line(command), command.mode, code) == (line, "tty" if tty else "stream", 3)
 
 
@@ -207,8 +207,8 @@ def test_exec_runs_in_a_nodes_container_and_has_its_exit_code(
 )
 def test_suspend_and_resume_patch_the_job(workload: str, resource: str, patch: dict[str, Any], *, again: bool) -> None:
     assert "suspend" in TARGET.capabilities
-    asked, _ = perform(TARGET.suspend(run_of(workload=workload), again=again), {})
-    command = asked[-1]
+    commands, _ = perform(TARGET.suspend(run_of(workload=workload), again=again), {})
+    command = commands[-1]
     assert command.argv[6:10] == ("patch", resource, "digits-otter", "--type=merge")
     note = {"annotations": {"ddpctl.suspended": None if again else "true"}}
     assert json.loads(command.argv[-1]) == {"metadata": note, "spec": patch}

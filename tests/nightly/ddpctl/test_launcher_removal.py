@@ -33,14 +33,14 @@ def test_slurm_is_asked_where_the_folder_is_not_that_of_the_record(tmp_path: Pat
         ON_SLURM, folder=str(tmp_path / "night"), handle=ON_SLURM.handle | {"dir": str(tmp_path / "night")}
     )
     assert disk_usage(on_slurm, dry_run=False) == ([], (DiskUsage(path=on_slurm.folder),))
-    there = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
-    (asked,), left = disk_usage(there, LOOKED, dry_run=True)
-    assert (asked.host, asked.stdin) == (
+    moved = replace(on_slurm, options={"login": "me@hpc"}, handle=on_slurm.handle | {"dir": "/home/me/runs/night"})
+    (commands,), remaining = disk_usage(moved, LOOKED, dry_run=True)
+    assert (commands.host, commands.stdin) == (
         Host(address="hpc", user="me"),
         removal.disk_usage_script("/home/me/runs", ["night"], dry_run=True),
     )
-    assert [str(one) for one in left] == ["hpc:/home/me/runs/night", there.folder]
-    _, error = disk_usage(replace(there, name="old"), dry_run=False)
+    assert [str(command) for command in remaining] == ["hpc:/home/me/runs/night", moved.folder]
+    _, error = disk_usage(replace(moved, name="old"), dry_run=False)
     assert isinstance(error, ConfigError)
     assert "/home/me/runs/night" in str(error)
 
@@ -67,27 +67,27 @@ def test_a_folder_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
     text = removal.disk_usage_script(str(tmp_path / "runs"), [*names, "none"], dry_run=False)
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
-    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-    one, three, none = (removal.read_disk_usage(said, "/runs", name) for name in ("one", "three", "none"))
-    assert one.size == one.checkpoints == three.size == 8192
+    output = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    usage, three, none = (removal.read_disk_usage(output, "/runs", name) for name in ("one", "three", "none"))
+    assert usage.size == usage.checkpoints == three.size == 8192
     assert none == DiskUsage(path="/runs/none")
     with pytest.raises(CannotWriteError, match="/runs/stuck was not removed: rm: busy"):
-        removal.read_disk_usage(said, "/runs", "stuck")
+        removal.read_disk_usage(output, "/runs", "stuck")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["stuck"]
 
 
 def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(tmp_path: Path) -> None:
-    asked: list[tuple[Command, ...]] = []
+    requests: list[tuple[Command, ...]] = []
 
     def perform(verb: Verb[object]) -> object:
-        said: list[Output] | None = None
+        output: list[Output] | None = None
         while True:
             try:
-                commands = next(verb) if said is None else verb.send(tuple(said))
+                commands = next(verb) if output is None else verb.send(tuple(output))
             except StopIteration as stop:
                 return stop.value
-            asked.append(commands)
-            said = [LOOKED if "readlink" in str(one.stdin) else GONE for one in commands]
+            requests.append(commands)
+            output = [LOOKED if "readlink" in str(host.stdin) else GONE for host in commands]
 
     def remove(run: Run, *, remains: bool) -> list[set[str]]:
         """The first line of what each round asks elsewhere."""
@@ -95,24 +95,24 @@ def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(t
         runs = [
             replace(run, name=n, folder=f"{tmp_path}/{n}", handle=run.handle | {"dir": f"/runs/{n}"}) for n in "abc"
         ]
-        made = [removal.Removal(run=one, state=state, folders=()) for one in runs]
-        asked.clear()
+        made = [removal.Removal(run=lost, state=state, folders=()) for lost in runs]
+        requests.clear()
         executor = cast("Executor", SimpleNamespace(perform=perform))
-        found = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
-        assert not [one for one in found if isinstance(one, DdpctlError)]
+        removed = removal.remove_runs(AppContext(executor=executor, root=tmp_path, emit=print), made)
+        assert not [result for result in removed if isinstance(result, DdpctlError)]
         return [
-            {str(one.stdin).splitlines()[0].partition("=")[0] for one in commands}
-            for commands in asked
-            if any(one.host for one in commands)
+            {str(command.stdin).splitlines()[0].partition("=")[0] for command in commands}
+            for commands in requests
+            if any(command.host for command in commands)
         ]
 
-    hosts = [{"address": one.address} for one in HOSTS]
+    hosts = [{"address": host.address} for host in HOSTS]
     on_hosts = replace(ON_HOSTS, options={"hosts": hosts})
     assert remove(on_hosts, remains=False) == [{"dry_run"}]
-    assert len(asked[-2]) == 2, "three runs on two hosts"
+    assert len(requests[-2]) == 2, "three runs on two hosts"
     assert remove(on_hosts, remains=True) == [{"ids"}, {"dry_run"}]
-    there = replace(ON_SLURM, options={"login": "hpc"})
-    assert remove(there, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
+    on_cluster = replace(ON_SLURM, options={"login": "hpc"})
+    assert remove(on_cluster, remains=False) == [{"dry_run"}], "Slurm has ended what a job left"
 
 
 def test_a_fifo_in_the_place_of_a_lock_does_not_hang(tmp_path: Path) -> None:

@@ -38,13 +38,13 @@ def test_mig_instances_are_not_shared_out() -> None:
 
 @pytest.mark.parametrize("answer", [SLOW, Output(returncode=127, stderr="test: not found")])
 def test_a_script_is_missing_only_where_it_was_looked_for(answer: Output) -> None:
-    asked, _ = submit({"test -f": answer})
-    assert len(matching(asked, START)) == 2
+    commands, _ = submit({"test -f": answer})
+    assert len(matching(commands, START)) == 2
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
     def states(*alive: bool, now: float) -> RunStatus:
-        lines = [json.dumps({"alive": one, "node": None, "outcome": None, "gone": True}) for one in alive]
+        lines = [json.dumps({"alive": report, "node": None, "outcome": None, "gone": True}) for report in alive]
         answer = Output(returncode=0, stdout="\n".join(lines) + "\n")
         return perform(TARGET.status((RUN,), now=now), {"": answer})[1][0]
 
@@ -67,10 +67,10 @@ def test_a_target_that_does_not_answer_leaves_the_status_of_the_others(tmp_path:
         replace(RUN, name=name, options={"python": python}, folder=str(tmp_path / name))
         for name, python in (("gone", str(tmp_path / "venv/bin/python")), ("there", sys.executable))
     )
-    gone, there = launcher.status(context, runs)
+    gone, answered = launcher.status(context, runs)
     assert (gone.run, gone.state) == ("gone", "unknown")
     assert str(tmp_path / "venv/bin/python") in gone.message
-    assert (there.run, there.state) == ("there", "lost")
+    assert (answered.run, answered.state) == ("there", "lost")
 
 
 @pytest.mark.parametrize("code", [TIMED_OUT, 69])
@@ -84,17 +84,17 @@ def test_device_cpu_takes_no_gpu() -> None:
 
 
 def test_each_node_has_its_own_gpus() -> None:
-    asked, submission = submit({"ddprun.nodectl gpus": EIGHT_GPUS})
-    nodes = matching(asked, START)
+    commands, submission = submit({"ddprun.nodectl gpus": EIGHT_GPUS})
+    nodes = matching(commands, START)
     assert [command.env["CUDA_VISIBLE_DEVICES"] for command in nodes] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
     assert {command.env["DDP_DEVICE"] for command in nodes} == {"cuda"}
     assert submission.note == ""
 
 
 def test_device_cpu_asks_for_no_gpu() -> None:
-    asked, _ = submit(plan=replace(PLAN, job=replace(JOB, device="cpu")))
-    assert matching(asked, "nodectl gpus") == []
-    assert {command.env["DDP_DEVICE"] for command in matching(asked, START)} == {"cpu"}
+    commands, _ = submit(plan=replace(PLAN, job=replace(JOB, device="cpu")))
+    assert matching(commands, "nodectl gpus") == []
+    assert {command.env["DDP_DEVICE"] for command in matching(commands, START)} == {"cpu"}
 
 
 @pytest.mark.parametrize("stdout", ["", "Loading module cuda/12\n", '{"alive": false}\n', "[1]\n"])
@@ -130,5 +130,5 @@ def test_the_only_rank_of_an_attached_launch_has_its_stdin(
     job: dict[str, Any], attached: bool, inherited: bool
 ) -> None:
     plan = replace(PLAN, job=replace(JOB, device="cpu", **job))
-    asked, _ = submit(plan=plan, attached=attached)
-    assert {command.stdin_inherited for command in matching(asked, START)} == {inherited}
+    commands, _ = submit(plan=plan, attached=attached)
+    assert {command.stdin_inherited for command in matching(commands, START)} == {inherited}

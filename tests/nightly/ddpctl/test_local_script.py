@@ -52,9 +52,9 @@ TWO = replace(PLAN, job=replace(JOB, gpus=1))
 def test_the_rendered_script_reads_cuda_visible_devices_as_cuda_does(
     variable: str, shares: list[str], tmp_path: Path
 ) -> None:
-    code, found, said = run_script(tmp_path, TWO, CUDA_VISIBLE_DEVICES=variable)
-    assert (code, found) == (0 if shares else 78, shares)
-    assert ("MIG" in said) == variable.startswith("MIG-")
+    code, num_gpus, output = run_script(tmp_path, TWO, CUDA_VISIBLE_DEVICES=variable)
+    assert (code, num_gpus) == (0 if shares else 78, shares)
+    assert ("MIG" in output) == variable.startswith("MIG-")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_the_rendered_script_takes_no_error_for_a_gpu(
 ) -> None:
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    exited, found, said = run_script(tmp_path, TWO)
-    assert (exited, found) == (code, shares)
-    assert ("nvidia-smi failed (Unknown Error)\n" in said) == (code == 69)
+    exited, num_gpus, output = run_script(tmp_path, TWO)
+    assert (exited, num_gpus) == (code, shares)
+    assert ("nvidia-smi failed (Unknown Error)\n" in output) == (code == 69)
 
 
 def test_the_rendered_script_passes_sigterm_on(tmp_path: Path) -> None:

@@ -47,14 +47,14 @@ def make_runs(root: Path, count: int) -> None:
         )  # fmt: skip
 
 
-def cost(*words: str, root: Path) -> Counter[str]:
+def cost(*arguments: str, root: Path) -> Counter[str]:
     counting.append(Counter())
     try:
-        done = ddpctl(*words, DDPCTL_STATE_DIR=str(root))
+        done = ddpctl(*arguments, DDPCTL_STATE_DIR=str(root))
         assert done.returncode == 0, done.stderr
     finally:
-        found = counting.pop()
-    return found
+        runs = counting.pop()
+    return runs
 
 
 @pytest.mark.parametrize("verb", ["ps --last 0", "status run-7", "rm --older-than 0s --dry-run", "rm --older-than 0s"])
@@ -99,7 +99,7 @@ def test_a_host_has_one_session_for_all_runs(count: int, tmp_path: Path, monkeyp
 
     shown = json.loads(ddpctl("ps", "--last", "0", "--json", DDPCTL_STATE_DIR=str(root)).stdout)
     assert sessions == dict.fromkeys(hosts, 1)
-    assert {one["run"]: one["state"] for one in shown} == {
+    assert {line["run"]: line["state"] for line in shown} == {
         f"run-{number}": "succeeded" if number == 1 else "lost" for number in range(count)
     }
     sessions.clear()

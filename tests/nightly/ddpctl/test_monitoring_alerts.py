@@ -35,10 +35,10 @@ def expected(case: Case, minute: int) -> dict[str, Any]:
     """What promtool is to find of the case's alert in that minute."""
     alert = ALERTS[case.alert]
     severity = "warning" if case.alert in WARNINGS else "critical"
-    said = {"summary": case.summary, "description": alert.description, "runbook_url": alert.runbook}
+    annotations = {"summary": case.summary, "description": alert.description, "runbook_url": alert.runbook}
     labels = {"job_id": RUN["job_id"], **case.labels, "severity": severity}
-    found = [{"exp_labels": labels, "exp_annotations": said}] if minute == case.firing else []
-    return {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": found}
+    alerts = [{"exp_labels": labels, "exp_annotations": annotations}] if minute == case.firing else []
+    return {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": alerts}
 
 
 @needs_promtool
@@ -69,19 +69,20 @@ def test_no_alert_fires_in_half_a_day_of_a_script_that_reports_little(life: str,
 
 def test_the_page_says_which_alerts_judge_a_script_that_tells_nothing() -> None:
     """Those that ask ddprun alone; DdpNoFirstStep does so in part."""
-    told = {metric.name for metric in (*OF_A_RANK, HEARTBEAT)}
-    told |= {f"{name}{suffix}" for name in told for suffix in ("_sum", "_count")}
+    of_script = {metric.name for metric in (*OF_A_RANK, HEARTBEAT)}
+    of_script |= {f"{name}{suffix}" for name in of_script for suffix in ("_sum", "_count")}
     recorded = {rule.name: names(rule.expr) for rule in RECORDINGS}
-    asked = {
-        name: {part for one in names(rule.expr) for part in recorded.get(one, {one})} for name, rule in ALERTS.items()
+    of_rules = {
+        name: {part for metric_name in names(rule.expr) for part in recorded.get(metric_name, {metric_name})}
+        for name, rule in ALERTS.items()
     }
     rows = re.findall(r"^\| (?:a script|one|ddptrain).*\| (.*) \|$", (ROOT / "docs/alerts.md").read_text(), flags=re.M)
     alone, beats, steps, saves, everything = (set(re.findall(r"Ddp\w+", row)) - {"DdpNoFirstStep"} for row in rows)
-    assert alone == {name for name, series in asked.items() if not series & told}
-    assert beats == {name for name, series in asked.items() if series & told == {HEARTBEAT.name}}
+    assert alone == {name for name, series in of_rules.items() if not series & of_script}
+    assert beats == {name for name, series in of_rules.items() if series & of_script == {HEARTBEAT.name}}
     loop = {HEARTBEAT.name, STEPS.name, LAST_STEP_TIME.name}
-    assert steps == {n for n, series in asked.items() if series & told and series & told <= loop} - beats
-    assert saves == {name for name, series in asked.items() if CHECKPOINT_LAST_SUCCESS.name in series}
+    assert steps == {n for n, series in of_rules.items() if series & of_script and series & of_script <= loop} - beats
+    assert saves == {name for name, series in of_rules.items() if CHECKPOINT_LAST_SUCCESS.name in series}
     assert not everything
 
 

@@ -58,8 +58,8 @@ def test_kubernetes_asks_in_every_pod_that_runs() -> None:
     up = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n")
     forbidden = Output(returncode=1, stderr="Error from server (Forbidden): no exec\n")
     pods: dict[str, Answer] = {"worker-0 --container": up, "worker-1 --container": forbidden, "": running}
-    asked, seen = perform(target.probe(run, Probe()), pods)
-    execs = matching(asked, " exec ")
+    commands, seen = perform(target.probe(run, Probe()), pods)
+    execs = matching(commands, " exec ")
     assert lines(tuple(execs)) == [
         f"{KUBECTL.removesuffix(' --request-timeout=30s')} exec --stdin digits-otter-worker-{node} "
         "--container pytorch -- sh"
@@ -68,7 +68,7 @@ def test_kubernetes_asks_in_every_pod_that_runs() -> None:
     assert [command.stdin for command in execs] == [
         probe_script(Probe(), (f'"$DDP_RUN_DIR/node-{node}"',)) for node in range(2)
     ]
-    assert [(one.node, one.time, one.failure) for one in seen] == [
+    assert [(probe.node, probe.time, probe.failure) for probe in seen] == [
         (0, 12.0, ""),
         (1, None, "Error from server (Forbidden): no exec"),
     ]
@@ -82,8 +82,8 @@ def test_of_a_pod_that_has_ended_there_is_its_log() -> None:
     log, gone = Output(returncode=0, stdout="[node0] done\n"), Output(returncode=1, stderr="no such pod\n")
     nothing_kept = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=1\n")
     pods = {"logs succ-worker-0": log, "logs succ-worker-1": gone, "kubectl": ended, "": nothing_kept}
-    asked, seen = perform(target.probe(run, Probe(metrics=False)), pods)
-    assert lines(tuple(matching(asked, " logs "))) == [
+    commands, seen = perform(target.probe(run, Probe(metrics=False)), pods)
+    assert lines(tuple(matching(commands, " logs "))) == [
         f"{KUBECTL} logs succ-worker-{node} --container pytorch --tail=2000" for node in range(2)
     ]
     assert seen[0].files == {"node.log": "[node0] done\n"}
@@ -111,8 +111,8 @@ def test_ssh_asks_every_host_for_its_own() -> None:
 def test_slurm_asks_the_login_node_once() -> None:
     output = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n9\n\n\x1e=1\n\n\x1e=time\n13\n")
     target = test_slurm_target.SlurmTarget(test_slurm_target.DEFAULTS)
-    asked, results = perform(target.probe(test_slurm_target.RUN, Probe(placed=True)), {"": output})
-    command = only(asked)
+    commands, results = perform(target.probe(test_slurm_target.RUN, Probe(placed=True)), {"": output})
+    command = only(commands)
     assert command.argv == ("sh",)
     assert command.stdin is not None
     assert [line for line in command.stdin.splitlines() if line.startswith("if cd")] == [

@@ -62,9 +62,9 @@ def test_a_wait_that_began_before_the_recording_is_known_from_where_the_code_is(
 
 def test_what_a_data_loader_computes_in_the_rank_is_data():
     batch = op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 2, 6, cat="user_annotation")
-    found = summarise(read(recorded(0, batch, op("aten::stack", 3, 5), op("aten::mm", 6, 9))))
-    assert found["shares"][0] == {"compute": 0.3, "communication": 0, "exposed": 0, "data": 0.4, "idle": 0.3}
-    assert found["slowest"] is None
+    summary = summarise(read(recorded(0, batch, op("aten::stack", 3, 5), op("aten::mm", 6, 9))))
+    assert summary["shares"][0] == {"compute": 0.3, "communication": 0, "exposed": 0, "data": 0.4, "idle": 0.3}
+    assert summary["slowest"] is None
 
 
 def test_with_a_gpu_its_kernels_count():
@@ -73,8 +73,8 @@ def test_with_a_gpu_its_kernels_count():
         op("ncclDevKernel_AllReduce", 4, 8, cat="kernel", tid="stream 20"),
     )
     batch = op("enumerate(DataLoader)#x", 4, 6, cat="user_annotation")
-    found = summarise(read(recorded(0, *kernels, op("aten::mm", 0, 10), batch)))
-    assert found["shares"][0] == {"compute": 0.4, "communication": 0.4, "exposed": 0.2, "data": 0.1, "idle": 0.3}
+    summary = summarise(read(recorded(0, *kernels, op("aten::mm", 0, 10), batch)))
+    assert summary["shares"][0] == {"compute": 0.4, "communication": 0.4, "exposed": 0.2, "data": 0.1, "idle": 0.3}
 
 
 def test_flows_lead_to_the_backward_and_through_the_ranks_of_a_collective():
@@ -88,8 +88,8 @@ def test_flows_lead_to_the_backward_and_through_the_ranks_of_a_collective():
                    for seq, p2p, at in ((8, False, entered_s), (9, False, 9), (3, True, entered_s))]  # fmt: skip
         return recorded(number, forward, backward, call, *ends, only_start) | {"collectives": entries}
 
-    found = check_chrome_trace(chrome_trace(read(rank(0, 5), rank(1, 7), rank(2, 6), rank(3, 6, group="1"))))
-    flows = [(event["ph"], event["name"], event["pid"], event["ts"]) for event in found if event["ph"] in "stf"]
+    trace = check_chrome_trace(chrome_trace(read(rank(0, 5), rank(1, 7), rank(2, 6), rank(3, 6, group="1"))))
+    flows = [(event["ph"], event["name"], event["pid"], event["ts"]) for event in trace if event["ph"] in "stf"]
     name = "all_reduce #8 of group 0"
     through = [("s", name, 0, 5e6), ("t", name, 2, 6e6), ("f", name, 1, 7e6)]
     assert [flow for flow in flows if flow[1] == name] == through
@@ -103,10 +103,10 @@ def test_slices_that_overlap_are_shown_apart():
     for number in range(300):
         begin = draw.randrange(1000) / 1e3
         slices.append(Slice("thread", NOW + begin, NOW + begin + draw.randrange(200) / 1e3, f"{number}", "cpu_op"))
-    assert sorted(one for one, _ in lanes(slices)) == sorted(slices)
+    assert sorted(lane for lane, _ in lanes(slices)) == sorted(slices)
     rank = RankProfile(rank=0, node=0, began=NOW, ended=NOW + 2, slices=slices)
-    found = check_chrome_trace(chrome_trace([rank]))
-    assert sum(event["ph"] == "X" for event in found) == len(slices)
+    trace = check_chrome_trace(chrome_trace([rank]))
+    assert sum(event["ph"] == "X" for event in trace) == len(slices)
     nested = [Slice("thread", NOW, NOW + 3, "a", ""), Slice("thread", NOW + 1, NOW + 2, "b", "")]
     assert {label for _, label in lanes(nested)} == {"thread"}
 
@@ -130,8 +130,8 @@ def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
         Event(event="too_old", time=NOW - 5, node=1),
     ]
     profiles = [*read(waits(0)), *read(waits(2, late_s=3.5), node=1, offset_s=3.5)]
-    found = check_chrome_trace(chrome_trace(profiles, events))
-    at = {(event["pid"], event["name"]): event["ts"] for event in found if event["ph"] in "Xi"}
+    trace = check_chrome_trace(chrome_trace(profiles, events))
+    at = {(event["pid"], event["name"]): event["ts"] for event in trace if event["ph"] in "Xi"}
     assert at[0, "gloo:all_reduce"] == at[2, "gloo:all_reduce"] == pytest.approx(1e6, abs=1)
     assert (at[2, "checkpoint_saved"], at[2, "restart"]) == (4e6, 5e6)
     assert not any(name == "too_old" for _, name in at)

@@ -68,10 +68,10 @@ def test_names_that_yaml_might_take_for_values_reach_ansible_as_they_are(tmp_pat
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
-    said = json.loads(done.stdout)
-    assert said["nodes"]["hosts"] == names, done.stderr
+    output = json.loads(done.stdout)
+    assert output["nodes"]["hosts"] == names, done.stderr
     for name in names:
-        values = said["_meta"]["hostvars"][name]
+        values = output["_meta"]["hostvars"][name]
         assert (values["ansible_host"], values["ddpctl_peer"], values["ansible_user"]) == (name, name, "root")
 
 
@@ -120,7 +120,7 @@ def test_a_refusal_of_provision_is_one_line_that_names_its_cause(
 
 
 @pytest.mark.parametrize(
-    ("changes", "recap", "words"),
+    ("changes", "recap", "arguments"),
     [
         ({}, fared(0), " /p/site.yaml --check"),  # nothing to do: nothing is done
         ({}, fared(2, "lost"), " /p/site.yaml --check"),  # nobody is left
@@ -128,9 +128,9 @@ def test_a_refusal_of_provision_is_one_line_that_names_its_cause(
         ({"playbook": "verify", "tags": "--tags=user,slurm"}, fared(0), " --tags=user,slurm /p/verify.yaml"),
     ],
 )
-def test_one_playbook_is_enough(changes: dict[str, Any], recap: dict[str, object], words: str) -> None:
+def test_one_playbook_is_enough(changes: dict[str, Any], recap: dict[str, object], arguments: str) -> None:
     lines, _ = play(provisioning(**changes), {"box1": recap})
-    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml{words}"]
+    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml{arguments}"]
 
 
 def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl import test_ranks
 from tests.unit.ddpctl.records import run_of
-from tests.unit.ddpctl.test_ranks import JOB, plan_of
+from tests.unit.ddpctl.test_ranks import ELASTIC_PODS, JOB, PODS, plan_of
 
 from ddpctl.errors import UsageError
 from ddpctl.job.launch_plan import title, unused_gpus
@@ -55,3 +56,41 @@ def test_a_notebook_s_ranks_divide_its_gpus(ranks: int, expected: str) -> None:
     with pytest.raises(UsageError) as raised:
         launch("train.py", gpus=4, ranks=ranks)
     assert [fact for fact in ("ranks", str(ranks), expected) if fact not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "warns"),
+    [
+        ("${HOME}/lib", True),
+        ("/x:~/lib", True),
+        ("$5", False),
+        ("$", False),
+        ("a~/b", False),
+    ],
+)
+def test_a_value_that_only_a_shell_would_expand_is_named(value, *, warns):
+    test_ranks.test_a_value_that_only_a_shell_would_expand_is_named(value, warns=warns)
+
+
+@pytest.mark.parametrize(
+    ("word", "job", "given", "master", "port"),
+    [
+        ("pytorchjob", replace(PODS, port=4000), {}, "digits-otter-worker-0", 4000),
+        ("pytorchjob", replace(PODS, port=4000), {"master": True}, "digits-otter-master-0", 4000),
+        ("pytorchjob", ELASTIC_PODS, {}, "digits-otter-worker-0", 23456),
+    ],
+)
+def test_every_pod_has_its_node_rank_and_settings(word, job, given, master, port):
+    test_ranks.test_every_pod_has_its_node_rank_and_settings(word, job, given, master, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "fact"),
+    [
+        (None, {"ranks": "2"}, "--ranks: gpus (1)"),
+        ("job: {gpus: 4, ranks: 2}\n", {"gpus": "3"}, "ddpctl.yaml:1:23: ranks: gpus (3)"),
+    ],
+    ids=["ranks alone", "a flag over the file"],
+)
+def test_ranks_that_do_not_divide_the_gpus(text, flags, fact, tmp_path, monkeypatch):
+    test_ranks.test_ranks_that_do_not_divide_the_gpus(text, flags, fact, tmp_path, monkeypatch)

@@ -25,8 +25,13 @@ def test_a_batch_script_says_which_job_it_is_also_of_an_array(tmp_path: Path) ->
     for task in (0, 3):
         node(tmp_path / "digits-8" / f"task-{task}")
         (tmp_path / "digits-8" / f"task-{task}" / "starts").write_text("slurm 8 0 20 70\n")
-    one, array = (runs_in(tmp_path)[name] for name in ("digits-7", "digits-8"))
-    assert (one.kind, one.created, one.handle["job"], one.handle["dir"]) == ("slurm", 30.0, "7", one.folder)
+    single, array = (runs_in(tmp_path)[name] for name in ("digits-7", "digits-8"))
+    assert (single.kind, single.created, single.handle["job"], single.handle["dir"]) == (
+        "slurm",
+        30.0,
+        "7",
+        single.folder,
+    )
     assert (array.handle["job"], array.handle["tasks"], array.job.nodes) == ("8", ["0", "3"], "1")
     (_, task) = SlurmTarget(SlurmOptions()).tasks(array)
     assert run_arguments(task) == run_arguments(array, "3") == f"{tmp_path / 'digits-8'} --task 3"
@@ -67,8 +72,8 @@ def test_stop_says_how_to_stop_the_run_of_a_folder(tmp_path: Path) -> None:
 def typed(text: str, cwd: Path, **env: str) -> list[str]:
     """Call each command of ddpctl that is printed in ``text``, and return these commands."""
     printed = re.findall(r"^  [a-z ]+  ddpctl (.*)$", text, re.MULTILINE)
-    ended = [ddpctl(*shlex.split(words), cwd=cwd, **env) for words in printed]
-    assert [one.returncode for one in ended] == [0] * len(ended), (printed, ended)
+    ended = [ddpctl(*shlex.split(arguments), cwd=cwd, **env) for arguments in printed]
+    assert [rank.returncode for rank in ended] == [0] * len(ended), (printed, ended)
     return printed
 
 
@@ -80,16 +85,16 @@ def test_a_printed_command_finds_the_run_of_a_folder(tmp_path: Path, monkeypatch
     (path.parent / "checkpoints").mkdir()
     (path.parent / "checkpoints" / "step-00000001.pt").touch()
     env = {"DDPCTL_STATE_DIR": str(tmp_path / "state")}
-    said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
+    output = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
     read = f"logs '{path.parent}' --rank 0"
-    assert typed(said, tmp_path, **env) == [read], "launch --resume needs the record of a launch"
+    assert typed(output, tmp_path, **env) == [read], "launch --resume needs the record of a launch"
     (own,) = run_folders.load_all(path.parent)
     run_store.save(replace(own, handle={"port": "1"}))
-    said = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
-    assert typed(said, tmp_path, **env) == [read], "the record is not among this user's runs"
-    said = ddpctl("status", "failing-24", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "my runs")).stdout
-    assert "ddpctl logs failing-24 --rank 0\n" in said
-    assert "ddpctl launch --resume failing-24\n" in said
+    output = ddpctl("status", "my runs/failing-24", cwd=tmp_path, **env).stdout
+    assert typed(output, tmp_path, **env) == [read], "the record is not among this user's runs"
+    output = ddpctl("status", "failing-24", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "my runs")).stdout
+    assert "ddpctl logs failing-24 --rank 0\n" in output
+    assert "ddpctl launch --resume failing-24\n" in output
 
 
 def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path) -> None:

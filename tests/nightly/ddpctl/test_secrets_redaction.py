@@ -16,16 +16,16 @@ from ddpctl.job import secrets
 def test_no_way_to_write_a_known_value_leaves_it(secret: str) -> None:
     lines = [line.strip() for line in secret.splitlines() if secrets.can_be_sought(line)]
     for form in (secret, repr(secret), json.dumps(secret), shlex.quote(secret), *lines):
-        left = secrets.redact_text(f"a {form} b", [secret])
-        assert secret.strip() not in left
-        assert repr(secret.strip())[1:-1] not in left
-        assert all(line not in left for line in lines)
+        remaining = secrets.redact_text(f"a {form} b", [secret])
+        assert secret.strip() not in remaining
+        assert repr(secret.strip())[1:-1] not in remaining
+        assert all(line not in remaining for line in lines)
 
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from("tokenQXZ ,'\"\\=:/@-[]\n")))
-def test_a_text_that_was_redacted_stays_whole(said: str) -> None:
-    once = secrets.redact_text(said)
+def test_a_text_that_was_redacted_stays_whole(output: str) -> None:
+    once = secrets.redact_text(output)
     assert secrets.redact_text(once).replace(secrets.REDACTED, "") in once.replace(secrets.REDACTED, "")
 
 
@@ -35,9 +35,9 @@ def test_a_text_that_was_redacted_stays_whole(said: str) -> None:
 )
 def test_a_long_text_takes_linear_time(piece: str) -> None:
     def took(length: int) -> float:
-        said = piece * (length // len(piece))
+        output = piece * (length // len(piece))
         begun = time.process_time()
-        secrets.redact_text(said)
+        secrets.redact_text(output)
         return time.process_time() - begun
 
     assert took(200_000) < 40 * max(took(50_000), 0.01), "four times the text, not sixteen times the time"

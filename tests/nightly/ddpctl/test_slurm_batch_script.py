@@ -79,9 +79,9 @@ def test_a_folder_that_cannot_be_made_is_named(stand_ins: StandIns) -> None:
 def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(stand_ins: StandIns) -> None:
     folder = stand_ins.folder
     plan = Plan(name="b", job=JOB, cwd=str(folder), folder=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
-    one = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
-    assert (one["DDP_RUN_DIR"], one["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
-    assert "DDP_RUN_UID" not in one
+    call = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
+    assert (call["DDP_RUN_DIR"], call["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
+    assert "DDP_RUN_UID" not in call
     done = stand_ins.run(JOB, SlurmOptions(array="0-3"), replace(plan, uid="0a1b"), SLURM_ARRAY_TASK_ID="3")
     task = done.of("ddprun")[-1].env
     assert task["DDP_RUN_UID"] == "0a1b-3"
@@ -94,9 +94,9 @@ def test_each_start_is_written_down_and_those_of_an_earlier_job_are_not_kept(sta
     def starts(**more: str) -> list[tuple[str, str, int, int]]:
         began = int(time.time())
         stand_ins.run(JOB, SlurmOptions(requeues=2), **env, **more)
-        found = run_files.read_starts((stand_ins.folder / "kept" / "starts").read_text())
-        assert began <= found[-1].time <= time.time() or "SLURM_JOB_START_TIME" in more
-        return [(one.launcher, one.job, one.requeues, one.limit) for one in found]
+        recorded = run_files.read_starts((stand_ins.folder / "kept" / "starts").read_text())
+        assert began <= recorded[-1].time <= time.time() or "SLURM_JOB_START_TIME" in more
+        return [(entry.launcher, entry.job, entry.requeues, entry.limit) for entry in recorded]
 
     assert starts() == [("slurm", "4711", 0, 2)]
     assert starts(SLURM_RESTART_COUNT="1", SLURM_JOB_START_TIME="900")[1:] == [("slurm", "4711", 1, 2)]
@@ -131,18 +131,18 @@ sys.exit(130)
 
 
 @pytest.mark.parametrize(
-    ("signals", "said"),
+    ("signals", "output"),
     [
         pytest.param(["INT"], ["ddprun: INT"], id="once"),
         pytest.param(["INT", "INT"], ["ddprun: INT"] * 2, id="twice"),
         pytest.param(["USR1", "INT"], ["--quiet --signal=TERM 4711.1"], id="warning-and-interrupt"),
     ],
 )
-def test_ctrl_c_is_for_ddprun_alone(stand_ins: StandIns, signals: list[str], said: list[str]) -> None:
-    told, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
+def test_ctrl_c_is_for_ddprun_alone(stand_ins: StandIns, signals: list[str], output: list[str]) -> None:
+    signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
     trainer = Path(run_files.__file__).parents[1]
     (stand_ins.folder / "bin" / "ddprun").write_text(
-        INTERRUPTED.format(python=sys.executable, trainer=trainer, told=told, go=go)
+        INTERRUPTED.format(python=sys.executable, trainer=trainer, told=signalled, go=go)
     )
     with start(stand_ins, SlurmOptions()) as job:
         assert job.stderr is not None
@@ -151,11 +151,11 @@ def test_ctrl_c_is_for_ddprun_alone(stand_ins: StandIns, signals: list[str], sai
         for number, name in enumerate(signals, 1):
             job.send_signal(getattr(signal, f"SIG{name}"))
             job.stderr.readline()  # it was heard
-            if number <= len(said):
-                until(lambda number=number: told.exists() and len(told.read_text().splitlines()) == number)
+            if number <= len(output):
+                until(lambda number=number: signalled.exists() and len(signalled.read_text().splitlines()) == number)
         go.touch()
         assert job.wait(30) == 130
-    assert told.read_text().splitlines() == said
+    assert signalled.read_text().splitlines() == output
     assert not was_requeued(stand_ins)
 
 
@@ -221,7 +221,10 @@ def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
     single = stand_ins.run(job, SlurmOptions(), SLURM_JOB_NUM_NODES="1").of("ddprun")
     assert [many[-1].env["PET_NNODES"], single[-1].env["PET_NNODES"]] == ["2:3", "1:1"]
     read = [config(call) for call in (many[-1], single[-1])]
-    assert [(one.min_nodes, one.max_nodes, one.node_rank) for one in read] == [(2, 3, 2), (1, 1, 0)]
+    assert [(node_config.min_nodes, node_config.max_nodes, node_config.node_rank) for node_config in read] == [
+        (2, 3, 2),
+        (1, 1, 0),
+    ]
     assert many[-1].env["DDP_DEVICE"] == "cpu"
 
 
@@ -259,16 +262,18 @@ def test_a_warning_before_the_container_has_a_step_waits_for_the_step(stand_ins:
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "requeued"), [("USR1", 1, True), ("USR2", 1, False), ("INT", 1, False), ("TERM", 0, False)]
+    ("name", "num_signals", "requeued"), [("USR1", 1, True), ("USR2", 1, False), ("INT", 1, False), ("TERM", 0, False)]
 )
-def test_a_container_gets_sigterm_through_the_step(stand_ins: StandIns, name: str, told: int, requeued: bool) -> None:
+def test_a_container_gets_sigterm_through_the_step(
+    stand_ins: StandIns, name: str, num_signals: int, requeued: bool
+) -> None:
     signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
     wait_for_go(stand_ins, go)
     with start(stand_ins, SlurmOptions(runtime="pyxis")) as job:
         until((run_dir / "step").exists)
         job.send_signal(getattr(signal, f"SIG{name}"))
-        until(lambda: not told or signalled.exists())
+        until(lambda: not num_signals or signalled.exists())
         go.touch()
         assert job.wait(30) == 143
-    assert (signalled.read_text().splitlines() if told else []) == ["--signal=TERM 4711.1"] * told
+    assert (signalled.read_text().splitlines() if num_signals else []) == ["--signal=TERM 4711.1"] * num_signals
     assert was_requeued(stand_ins) == requeued

@@ -17,9 +17,11 @@ def test_a_script_is_missing_only_where_it_was_looked_for() -> None:
     with pytest.raises(UnavailableError, match="hpc: connection lost"):
         submit({LOOK: Output(returncode=255, stderr="connection lost")}, plan=SCRIPT, options=ON_LOGIN)
     slow = Output(returncode=124, stderr="no answer within 30 s")
-    asked, submission = submit({LOOK: slow}, plan=SCRIPT, options=ON_LOGIN)
+    commands, submission = submit({LOOK: slow}, plan=SCRIPT, options=ON_LOGIN)
     assert submission.handle["job"] == "7", "nobody said that it is not there"
-    assert only(asked, LOOK) == Command(argv=("test", "-f", "train.py"), cwd="/p", host=Host(address="hpc"), probe=True)
+    assert only(commands, LOOK) == Command(
+        argv=("test", "-f", "train.py"), cwd="/p", host=Host(address="hpc"), probe=True
+    )
 
 
 def test_a_dry_run_of_a_job_that_sbatch_does_not_take_is_refused() -> None:

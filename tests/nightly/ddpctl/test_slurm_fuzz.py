@@ -55,7 +55,7 @@ JOBS = st.fixed_dictionaries(
         "nodes": st.sampled_from(["1", "2", "2:4"]),
         "gpus": st.integers(1, 8),
         "device": st.sampled_from(["auto", "cuda", "cpu"]),
-        "command": st.lists(TEXT, max_size=4).map(lambda words: ("-m", "x", *words)),
+        "command": st.lists(TEXT, max_size=4).map(lambda arguments: ("-m", "x", *arguments)),
         "env": st.dictionaries(NAME, TEXT, max_size=3),
         "memory": st.sampled_from([None, "64Gi"]),
         "time_limit": st.sampled_from([None, "12h", "90m"]),

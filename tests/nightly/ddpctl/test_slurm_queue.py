@@ -47,8 +47,8 @@ esac
     ids=["saved", "killed", "by-an-administrator", "never-started"],
 )
 def test_a_job_that_waits_again_tells_its_step_and_its_requeues(starts: str, outcome: str, fact: str) -> None:
-    found = status(answered("7|N/A|PENDING|BeginTime|N/A|", ("starts", starts), ("node-0/outcome.json", outcome)))
-    assert (found.state, fact in found.message, "requeue" in found.message) == ("pending", True, bool(starts))
+    state = status(answered("7|N/A|PENDING|BeginTime|N/A|", ("starts", starts), ("node-0/outcome.json", outcome)))
+    assert (state.state, fact in state.message, "requeue" in state.message) == ("pending", True, bool(starts))
 
 
 def test_a_job_that_was_killed_says_the_last_step_of_its_nodes_history() -> None:
@@ -76,13 +76,13 @@ def test_the_state_of_an_array_is_that_of_its_tasks() -> None:
     files = (("task-0/node-0/outcome.json", done), ("task-1/node-0/outcome.json", failed))
     ended = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=run)
     assert (ended.state, ended.code) == ("failed", 3)
-    assert [(one.run, one.state, one.code) for one in ended.tasks] == [
+    assert [(state.run, state.state, state.code) for state in ended.tasks] == [
         ("night.task-0", "succeeded", 0),
         ("night.task-1", "failed", 3),
     ]
     (task,) = SlurmTarget(SlurmOptions()).tasks(run)[1:]
-    one = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=task)
-    assert (one.run, one.state, one.code, one.tasks) == ("night.task-1", "failed", 3, ())
+    state = status(answered("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=task)
+    assert (state.run, state.state, state.code, state.tasks) == ("night.task-1", "failed", 3, ())
     facts = ("1 succeeded", "1 failed", "task 1: rank 0 exited with 3")
     assert [fact in ended.message for fact in facts] == [True] * 3
     assert expand("0-6:3,9%2") == ("0", "3", "6", "9")

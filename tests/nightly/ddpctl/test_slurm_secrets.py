@@ -20,7 +20,7 @@ def test_a_job_that_never_ran_leaves_no_secrets_when_it_is_stopped(tmp_path: Pat
         argv = ["/bin/sh", "-c", queue.STOP, "ddpctl", "7", how, "0", *map(str, folders)]
         done = subprocess.run(argv, env={"PATH": f"{tmp_path}:{SYSTEM}"}, timeout=30, check=False)
         assert done.returncode == 0
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.parent != tmp_path)
-    assert left == [
+    remaining = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.parent != tmp_path)
+    assert remaining == [
         "task-0/node-0", "task-0/node-0/outcome.json", "task-1/node-0", "task-1/node-0/outcome.json",
     ]  # fmt: skip

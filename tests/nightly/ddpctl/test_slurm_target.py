@@ -4,8 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.ddpctl import test_slurm_target
 from tests.unit.ddpctl.answers import Answer, matching, only, perform
-from tests.unit.ddpctl.test_slurm_target import DEFAULTS, PLAN, RUN, SENT, UID, log_files, submit
+from tests.unit.ddpctl.test_slurm_target import (
+    BOTH_RUN,
+    DEFAULTS,
+    NO_CONTROLLER,
+    PLAN,
+    RUN,
+    SENT,
+    UID,
+    answered,
+    log_files,
+    submit,
+)
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, NoInputError
@@ -14,6 +26,18 @@ from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.target import SlurmTarget
+
+NO_SOURCE = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source
+"""
+NO_ADDRESS = """\
+sbatch: error: slurm_set_addr: Unable to resolve "head"
+sbatch: error: Unable to establish control machine address
+allocation failure: No error
+"""
 
 
 def test_a_job_after_a_run_that_has_no_record_is_refused() -> None:
@@ -50,9 +74,9 @@ def test_an_array_after_another_run_depends_on_its_job() -> None:
             Output(returncode=0, stdout="==> squeue <==\n5|N/A|RUNNING||N/A|\n") if queue.ASK in command.argv else SENT
         ),
     }
-    asked, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
-    assert only(asked, "run_store.read").call.args == (Path("/r/day"),)
-    assert only(asked, "--parsable /r").argv == (
+    commands, submission = submit(record, options=SlurmOptions(after="day", array="0-2%2"))
+    assert only(commands, "run_store.read").call.args == (Path("/r/day"),)
+    assert only(commands, "--parsable /r").argv == (
         "sbatch", "--job-name=night", "--output=/r/night/job-%a.log", "--chdir=/p", "--dependency=afterok:5",
         "--kill-on-invalid-dep=yes", "--parsable", "/r/night/job.sh", UID,
     )  # fmt: skip
@@ -60,10 +84,10 @@ def test_an_array_after_another_run_depends_on_its_job() -> None:
 
 
 def test_inside_of_an_allocation_its_nodes_are_used() -> None:
-    asked, submission = submit({"bash ": Output(returncode=0, stdout="1234\n")}, SLURM_JOB_ID="99")
-    assert matching(asked, "sbatch --job") == []
-    assert only(asked, "cat >").argv[-1] == "/r/night/job.sh"
-    assert only(asked, "bash /r/night/job.sh") == Command(
+    commands, submission = submit({"bash ": Output(returncode=0, stdout="1234\n")}, SLURM_JOB_ID="99")
+    assert matching(commands, "sbatch --job") == []
+    assert only(commands, "cat >").argv[-1] == "/r/night/job.sh"
+    assert only(commands, "bash /r/night/job.sh") == Command(
         argv=("bash", "/r/night/job.sh"), cwd="/p", mode="background", output="/r/night/job.log", placeholder="<pid>",
         starts=True,
     )  # fmt: skip
@@ -75,8 +99,8 @@ def test_inside_of_an_allocation_its_nodes_are_used() -> None:
 
 def test_a_command_runs_beside_the_ranks_of_a_node() -> None:
     target = SlurmTarget(DEFAULTS)
-    asked, code = perform(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=3)})
-    command = only(asked)
+    commands, code = perform(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), {"": Output(returncode=3)})
+    command = only(commands)
     assert (command.argv[4:], command.mode, code) == (("7", "1", "/p", "--", "nvidia-smi"), "stream", 3)
     docker = SlurmTarget(SlurmOptions(runtime="docker"))
     command = only(perform(docker.execute(RUN, node=1, argv=(), tty=True), {})[0])
@@ -88,12 +112,12 @@ SBATCH = ("sbatch", "--job-name=night", "--output=/r/night/job.log", "--chdir=/p
 
 
 def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
-    asked, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
+    commands, submission = submit({"--parsable": Output(returncode=0, stdout="7;lab\n")})
     script = render_script(PLAN, SlurmOptions())
-    assert only(asked, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
-    written = only(asked, "cat >")
+    assert only(commands, "--test-only") == Command(argv=(*SBATCH, "--test-only"), stdin=script, probe=True)
+    written = only(commands, "cat >")
     assert (written.argv[-1], written.stdin) == ("/r/night/job.sh", script)
-    assert only(asked, "--parsable") == Command(
+    assert only(commands, "--parsable") == Command(
         argv=(*SBATCH, "--parsable", "/r/night/job.sh", UID), placeholder="<job>", timeout_s=120, starts=True
     )
     assert submission == Submission(
@@ -103,3 +127,31 @@ def test_submit_asks_when_the_job_would_start_and_sends_the_script() -> None:
     )
     assert [fact in submission.note for fact in ("job 7", "2026-11-20T13:01:08", "n[0-1]", "debug")] == [True] * 4
     assert "_ddp_dir=/r/night\n" in script
+
+
+@pytest.mark.parametrize(
+    ("tested", "cause"),
+    [
+        pytest.param(Output(returncode=1, stderr=NO_SOURCE), "establish a configuration source", id="no-source"),
+        pytest.param(Output(returncode=1, stderr=NO_ADDRESS), "control machine address", id="no-address"),
+        pytest.param(
+            Output(returncode=1, stderr=f"allocation failure: {NO_CONTROLLER}\n"), NO_CONTROLLER, id="no-controller"
+        ),
+    ],
+)
+def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested, cause):
+    test_slurm_target.test_a_machine_without_slurm_is_refused_before_anything_is_made(tested, cause)
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "code", "fact"),
+    [
+        (answered("7|N/A|PENDING|PartitionNodeLimit|N/A|"), "pending", None, "partition"),
+        (answered("7|N/A|PENDING|ReqNodeNotAvail, UnavailableNodes:node-2|N/A|"), "pending", None, "node-2"),
+        (answered("7|N/A|RUNNING|None|x|n[0-1]", *BOTH_RUN), "running", None, "2 of 2"),
+        (answered("7|N/A|NEW_STATE|None|x|"), "unknown", None, "NEW_STATE"),
+    ],
+    ids=["PartitionNodeLimit", "ReqNodeNotAvail", "training", "NEW_STATE"],
+)
+def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(text, state, code, fact):
+    test_slurm_target.test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(text, state, code, fact)

@@ -31,10 +31,10 @@ def test_hosts_that_the_configuration_does_not_distinguish_share_one_answer(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same settings as each would get by itself, by fewer calls of ssh."""
-    asked: list[str] = []
+    commands: list[str] = []
 
     def counted(host: Host, home: Path) -> dict[str, str]:
-        asked.append(host.address)
+        commands.append(host.address)
         return read_settings(host, home)
 
     monkeypatch.setattr(ssh, "read_settings", counted)
@@ -54,8 +54,8 @@ def test_hosts_that_the_configuration_does_not_distinguish_share_one_answer(
             got, own = connector._settings(Host(address=name)), read_settings(Host(address=name), home)
             own = {key: value for key, value in own.items() if key != "host"}
             assert {key: value for key, value in got.items() if key != "host"} == own
-        assert asked == alone
-        asked.clear()
+        assert commands == alone
+        commands.clear()
 
 
 def test_without_a_configuration_the_defaults_count(tmp_path: Path) -> None:
@@ -66,21 +66,21 @@ def test_without_a_configuration_the_defaults_count(tmp_path: Path) -> None:
 
 def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
     keys = [RSAKey.generate(1024) for _ in range(4)]
-    one, two, three, bad = keys
+    first, two, three, bad = keys
     wide = key_line(two).replace(" ", "  ")
     path = home / "known_hosts"
     path.write_text(
         f"# a comment\n#none,box1 {key_line(three)}\n@other box1 {key_line(three)}\n"
-        f"\nbox1,10.0.0.1 {key_line(one)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
+        f"\nbox1,10.0.0.1 {key_line(first)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
         f"*.lab,!evil.lab {key_line(three)}\n[box1]:2222 {key_line(two)}\n"
         f"@revoked  *   {key_line(bad)}\n@cert-authority * {key_line(three)}\nnot a line\n"
         f"spaced  {wide}\nbox1 ssh-rsa AAAAB\n"
     )
     names = ("box1", "BOX1", "10.0.0.1", "box2", "a.lab", "evil.lab", "[box1]:2222", "box3", "spaced")
     assert {name: known_keys([path, home / "gone"], name).keys for name in names} == {
-        "box1": (one,),
-        "BOX1": (one,),
-        "10.0.0.1": (one,),
+        "box1": (first,),
+        "BOX1": (first,),
+        "10.0.0.1": (first,),
         "box2": (two,),
         "a.lab": (three,),
         "evil.lab": (),

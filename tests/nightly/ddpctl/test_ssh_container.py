@@ -42,10 +42,10 @@ def test_podman_with_all_that_a_job_may_ask_for() -> None:
     )
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_container_with_gpus_gets_the_infiniband_devices_of_its_host(tmp_path: Path, *, there: bool) -> None:
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_container_with_gpus_gets_the_infiniband_devices_of_its_host(tmp_path: Path, *, exists: bool) -> None:
     devices = tmp_path / "infiniband"
-    if there:
+    if exists:
         devices.mkdir()
     (tmp_path / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$OUT"\n')
     (tmp_path / "docker").chmod(0o755)
@@ -56,6 +56,6 @@ def test_a_container_with_gpus_gets_the_infiniband_devices_of_its_host(tmp_path:
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path / "out")}
     script = text.replace("/dev/infiniband", str(devices))
     subprocess.run(["/bin/sh", "-eu"], input=script, text=True, env=env, check=True, timeout=30)
-    words = (tmp_path / "out").read_text().splitlines()
-    assert [word for word in words if "infiniband" in word] == ([f"--device={devices}"] if there else [])
-    assert "" not in words
+    arguments = (tmp_path / "out").read_text().splitlines()
+    assert [word for word in arguments if "infiniband" in word] == ([f"--device={devices}"] if exists else [])
+    assert "" not in arguments

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.unit.ddpctl import test_ssh_host_choice
 from tests.unit.ddpctl.answers import matching, perform
 from tests.unit.ddpctl.ssh_answers import ANSWERS, FACTS, RUN, START, by_host, facts
 from tests.unit.ddpctl.test_ssh_host_choice import AGAIN, BOXES, DEAD, ON_TWO, OPTIONS, PLAN, STATE, chosen, shows, wait
@@ -46,7 +47,22 @@ def test_a_wait_ends_where_the_host_of_a_ticket_is_lost() -> None:
 
 def test_a_lost_node_without_a_spare_that_is_ready_is_named() -> None:
     states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": DEAD}
-    asked, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
-    assert (moved.nodes, matching(asked, START)) == ((), [])
+    commands, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
+    assert (moved.nodes, matching(commands, START)) == ((), [])
     assert [fact in moved.note for fact in ("box2 (node 1)", "box3", "box4", "no route to host")] == [True] * 4
     assert not SshTarget(replace(OPTIONS, hosts=BOXES[:2])).has_spares(ON_TWO)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "holder", "dead", "numbers"),
+    [
+        pytest.param((2, 1), "box4", ("box1",), (3, 1), id="spare-again"),
+        pytest.param((2, 1), "box4", ("box2",), (3, 0), id="predecessor-replaces-a-smaller-host"),
+        pytest.param((1, 2), "box4", ("box2", "box3"), None, id="too-few-gpus-for-node-1"),
+        pytest.param((1, 2), "box3", ("box2",), (2, 3), id="spare-for-node-1"),
+    ],
+)
+def test_a_resumed_run_keeps_the_order_of_hosts_with_their_own_numbers_of_gpus(gpus, holder, dead, numbers):
+    test_ssh_host_choice.test_a_resumed_run_keeps_the_order_of_hosts_with_their_own_numbers_of_gpus(
+        gpus, holder, dead, numbers
+    )

@@ -34,13 +34,13 @@ DUMP = (
 
 @settings(max_examples=40, deadline=None)
 @given(words=st.lists(TEXT, max_size=4), env=st.dictionaries(NAMES, TEXT, max_size=4))
-def test_arguments_and_environment_arrive(words: list[str], env: dict[str, str]) -> None:
+def test_arguments_and_environment_arrive(arguments: list[str], env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="it's a $HOME ") as name:
         home = Path(name)
         (home / "my python").write_text(DUMP)
         (home / "my python").chmod(0o755)
         options = SshOptions(hosts=(), runtime="none")
-        launch = scripts.launch_process(options, "night", 0, ("~/my python", *words), env, folder="~/")
+        launch = scripts.launch_process(options, "night", 0, ("~/my python", *arguments), env, folder="~/")
         text = scripts.start_node(options, "night", 0, launch, gpus=(), checkpoints="~/.ddpctl/c", secret="")
         done = subprocess.run(
             ["/bin/sh"],
@@ -55,5 +55,5 @@ def test_arguments_and_environment_arrive(words: list[str], env: dict[str, str])
         while not (home / "said").exists():
             assert time.monotonic() < deadline, (home / ".ddpctl/runs/night/node-0/node.log").read_text()
             time.sleep(0.01)
-        assert json.loads((home / "said").read_text()) == [words, env]
+        assert json.loads((home / "said").read_text()) == [arguments, env]
         assert sorted(path.name for path in home.iterdir()) == [".ddpctl", "my python", "said"]

@@ -27,8 +27,8 @@ def test_nvidia_smi_lists_gpus_or_fails(code: int, gpus: tuple[str, ...], error:
     script = facts_script(SshOptions(hosts=(SshHost(address="box1"),), runtime="none"), image="", script=None)
     env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
-    found = parse_facts(Output(returncode=0, stdout=done.stdout))
-    assert (found.failure, found.gpus, found.get("gpu_error")) == ("", gpus, error)
+    answer = parse_facts(Output(returncode=0, stdout=done.stdout))
+    assert (answer.failure, answer.gpus, answer.get("gpu_error")) == ("", gpus, error)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_what_a_python_lacks_is_named(installed: tuple[str, ...] | None, error: 
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
     script = facts_script(options, image="", script=None)
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
-    found = parse_facts(Output(returncode=0, stdout=done.stdout))
-    engine_error = found.get("engine_error")
+    answer = parse_facts(Output(returncode=0, stdout=done.stdout))
+    engine_error = answer.get("engine_error")
     assert (error in engine_error, bool(engine_error)) == (True, bool(error))
-    assert found.get("engine").startswith("Python") == (error == "")
+    assert answer.get("engine").startswith("Python") == (error == "")
 
 
 @pytest.mark.parametrize(
-    ("files", "words"),
+    ("files", "arguments"),
     [
         pytest.param({}, ("", 0, 0), id="empty"),
         pytest.param({".lock": "", ".x.part": ""}, ("", 0, 0), id="hidden"),
@@ -69,7 +69,7 @@ def test_what_a_python_lacks_is_named(installed: tuple[str, ...] | None, error: 
     ],
 )
 def test_a_host_says_which_checkpoint_it_has(
-    files: dict[str, str], words: tuple[str, int, int], tmp_path: Path
+    files: dict[str, str], arguments: tuple[str, int, int], tmp_path: Path
 ) -> None:
     for name, text in files.items():
         (tmp_path / "c" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -78,9 +78,9 @@ def test_a_host_says_which_checkpoint_it_has(
     script = facts_script(options, image="", script=None, checkpoints="~/c")
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
-    found = parse_facts(Output(returncode=0, stdout=done.stdout))
-    assert found.failure == ""
-    assert (found.get("checkpoint"), found.step("copy"), found.step("announced")) == words
+    answer = parse_facts(Output(returncode=0, stdout=done.stdout))
+    assert answer.failure == ""
+    assert (answer.get("checkpoint"), answer.step("copy"), answer.step("announced")) == arguments
 
 
 def test_an_image_is_the_same_by_a_registrys_digest() -> None:

@@ -52,13 +52,13 @@ def test_what_a_host_shows_is_json_in_its_shell(shell: str, tmp_path: Path) -> N
     head = rows.partition("\n")[0]
     shown = {"alive": False, "remains": False, "node": None, "outcome": None, "history": f"{head}\n{rows}"}
     assert json.loads(done.stdout) == shown
-    with subprocess.Popen(["/bin/sleep", "600"], env={"DDP_RUN_DIR": str(node.parent)}) as left:
+    with subprocess.Popen(["/bin/sleep", "600"], env={"DDP_RUN_DIR": str(node.parent)}) as remaining:
         done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout) == shown | {"remains": True}, "a process of the killed ddprun"
         (node / "outcome.json").write_text("{}")
         done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout) == shown | {"outcome": {}}
-        left.kill()
+        remaining.kill()
 
 
 def test_a_host_lists_its_containers_once(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_host_lists_its_containers_once(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
     text = scripts.show(OPTIONS, runs)
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=60)
-    found = [report(one) for one in split_shown(Output(returncode=0, stdout=done.stdout), len(runs))]
-    assert [(one["alive"], one["remains"]) for one in found] == [
+    reports = [report(line) for line in split_shown(Output(returncode=0, stdout=done.stdout), len(runs))]
+    assert [(line["alive"], line["remains"]) for line in reports] == [
         (False, False), (True, False), (False, False), (False, True)
     ]  # fmt: skip
     assert (tmp_path / "asked").read_text() == "ps --all --filter label=ddpctl.run --format {{.Names}}\n"
     cut = Output(returncode=255, stdout=done.stdout[: len(done.stdout) // 2])
-    answers = [report(one) for one in split_shown(cut, len(runs))]
-    assert (answers[0], answers[-1]) == (found[0], None), "what came before the host was lost counts"
+    answers = [report(line) for line in split_shown(cut, len(runs))]
+    assert (answers[0], answers[-1]) == (reports[0], None), "what came before the host was lost counts"

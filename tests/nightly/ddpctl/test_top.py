@@ -9,6 +9,7 @@ from tests.unit.ddpctl.test_top import FAST, TRAINING, node, screen_lines, snaps
 from ddpctl.commands.top_screen import duration, line, meter, shares, sparkline
 from ddpctl.commands.watch import document
 from ddpctl.execution.node_probe import ProbeResult
+from ddpctl.runs.run_status import RunStatus
 from ddpctl.text import number
 from ddpctl.watch.history import History
 from ddpctl.watch.snapshot import (
@@ -33,9 +34,9 @@ def test_a_slow_steps_pace_is_told_by_its_steps() -> None:
             f'ddp_samples_total{{rank="0"}} {32 * steps}\nddp_last_step{{rank="0"}} {steps}\n'
             f'ddp_last_step_timestamp_seconds{{rank="0"}} {1000 + 8 * steps}\n'
         )
-        found = read_metrics(ProbeResult(node=0, time=time, metrics=text))
-        assert found is not None
-        return found
+        reading = read_metrics(ProbeResult(node=0, time=time, metrics=text))
+        assert reading is not None
+        return reading
 
     paces = [numbers((at(time + 10),), (at(time),))["samples_per_s"] for time in range(1010, 1100, 3)]
     assert paces == [pytest.approx(4.0)] * len(paces)
@@ -104,9 +105,9 @@ def test_gpus_have_columns_where_it_is_known_whose_they_are() -> None:
 
 def test_a_script_that_reports_only_steps_has_a_step_time() -> None:
     def steps(number: int, time: float) -> Reading:
-        found = read_metrics(ProbeResult(node=0, time=time, metrics=f'ddp_steps_total{{rank="0"}} {number}\n'))
-        assert found is not None
-        return found
+        reading = read_metrics(ProbeResult(node=0, time=time, metrics=f'ddp_steps_total{{rank="0"}} {number}\n'))
+        assert reading is not None
+        return reading
 
     (row,) = numbers((steps(30, 1010),), (steps(10, 1000),))["ranks"]  # type: ignore[misc]
     assert (row.step, row.step_s, row.own_s, row.phases) == (None, 0.5, None, {})
@@ -117,9 +118,9 @@ def of_script(steps: int, *more: str) -> Reading:
     ranks = [f'ddp_steps_total{{rank="{rank}"}} {steps}\nddp_samples_total{{rank="{rank}"}} 0\n' for rank in (0, 1)]
     ranks += [f'ddp_last_step{{rank="{rank}"}} {steps}\n' for rank in (0, 1)]
     own = "ddp_ranks_alive 2\nddp_world_size 2\n"
-    found = read_metrics(ProbeResult(node=0, time=1000 + steps, metrics="".join([own, *ranks, *more])))
-    assert found is not None
-    return found
+    reading = read_metrics(ProbeResult(node=0, time=1000 + steps, metrics="".join([own, *ranks, *more])))
+    assert reading is not None
+    return reading
 
 
 def test_of_a_script_only_what_it_reports_is_shown() -> None:
@@ -138,8 +139,8 @@ def test_of_a_script_only_what_it_reports_is_shown() -> None:
 def test_a_checkpoint_that_a_script_saved_and_none_of_which_it_is_known() -> None:
     saved = 'ddp_checkpoint_last_success_timestamp_seconds{rank="0"} {}\nddp_checkpoint_last_step{rank="0"} {}\n'
     for time_s, step, text in ((0, 0, "no checkpoint yet"), (1020, 20, "checkpoint 10 s old (step 20)")):
-        told = saved.replace("{}", str(time_s), 1).replace("{}", str(step), 1)
-        now = numbers((of_script(30, told),), ())
+        reported = saved.replace("{}", str(time_s), 1).replace("{}", str(step), 1)
+        now = numbers((of_script(30, reported),), ())
         assert now["checkpoint_step"] == step
         assert text in screen_lines(replace(empty_snapshot(TRAINING, 1030), **now), 100)[2]  # type: ignore[arg-type]
 
@@ -171,11 +172,11 @@ def test_numbers_and_durations_are_rounded() -> None:
 
 
 def test_a_run_is_as_far_as_its_slowest_node_says() -> None:
-    def says(*words: str) -> Reading:
-        text = "".join(f'ddp_job_state{{state="{word}"}} {int(word in words)}\n' for word in STATES)
-        found = read_metrics(ProbeResult(node=0, time=1.0, metrics=text))
-        assert found is not None
-        return found
+    def says(*arguments: str) -> Reading:
+        text = "".join(f'ddp_job_state{{state="{word}"}} {int(word in arguments)}\n' for word in STATES)
+        reading = read_metrics(ProbeResult(node=0, time=1.0, metrics=text))
+        assert reading is not None
+        return reading
 
     assert state((says("training"), says("training"))) == "training"
     assert state((says("training"), says("restarting"))) == "rendezvous"
@@ -231,3 +232,9 @@ def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
     assert values["throughput"] == [{"time": 2.0, "value": 10.0}]
     assert values["losses"] == [{"time": 3.0, "value": 0.5}]
     assert "moments" not in values
+
+
+def test_what_a_run_says_moves_no_cursor() -> None:
+    view = empty_snapshot(RunStatus(run="night", state="lost", message="\x1b[2Jgone"), 0)
+    assert screen_lines(view, 80)[1] == "\\x1b[2Jgone"
+    assert line(view) == "night  lost: \\x1b[2Jgone"

@@ -64,18 +64,18 @@ def test_a_large_project_is_refused_and_the_largest_are_named(tmp_path: Path, mo
         file.truncate(200_000_001)
     (tmp_path / "a.py").write_text("")
     (tmp_path / "dropped").write_text("")
-    found = look(
+    files = look(
         "rsync  version 3.2.7\0/usr/bin/zstd\0/\0a.py\0data/x\0gone\0data\0dropped\0data/\0/\0dropped\0/\0.venv/\0/\0"
     )
-    assert found["left_out"] == [
+    assert files["left_out"] == [
         ".venv/ (ignored)",
         "dropped (.ddpignore)",
         "data (no file)",
         "data/ (a repository of its own)",
     ]
-    assert (sorted(found["files"]), found["rsync"], found["zstd"]) == (["a.py", "data/x"], True, True)
+    assert (sorted(files["files"]), files["rsync"], files["zstd"]) == (["a.py", "data/x"], True, True)
     with pytest.raises(ConfigError) as error:
-        _project("/project", Output(returncode=0, stdout=json.dumps(found)))
+        _project("/project", Output(returncode=0, stdout=json.dumps(files)))
     assert (error.value.code, error.value.fields) == (78, {"num_bytes": 200_000_001})
     assert "(largest: data/ 200.0 MB, a.py 0 B)" in error.value.message
 
@@ -99,3 +99,26 @@ def test_a_terminal_has_a_bar_in_80_columns_and_a_file_plain_lines(monkeypatch: 
     assert (out.getvalue().startswith("\r\x1b[K"), out.getvalue().endswith("\n")) == (True, True)
     assert "100.0/100.0 MB, 2,000/2,000 files" in out.getvalue()
     assert plain.getvalue() == ""  # it was over before a line was due
+
+
+def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"0123456789")
+    parts = (
+        FilePart(path=str(tmp_path / "new/a"), start=0, length=3),
+        FilePart(path=str(tmp_path / "empty"), start=0, length=0),
+        FilePart(path=str(tmp_path / "b"), start=4, length=5),
+    )
+    read, write = os.pipe()
+    os.write(write, b"abcDEFGHlost")
+    os.close(write)
+    progress: list[tuple[int, int]] = []
+    with os.fdopen(read, "rb") as pipe, (tmp_path / "b").open("rb") as stdin:
+        pump(
+            Transfer(num_bytes=8, num_files=3, writes=parts),
+            stdin.fileno(),
+            pipe.fileno(),
+            5.0,
+            lambda *n: progress.append(n),
+        )
+    assert [(tmp_path / name).read_bytes() for name in ("new/a", "empty", "b")] == [b"abc", b"", b"0123DEFGH"]
+    assert progress[-1] == (8, 3)

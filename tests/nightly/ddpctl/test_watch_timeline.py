@@ -22,7 +22,7 @@ from ddpwire.events import Event
 
 def test_the_queue_ends_with_the_first_pod_whatever_became_of_the_others() -> None:
     """Node 1's pod was replaced at 150, and what its first one has told went with it."""
-    later = [one for one in START if one.node == 0] + [event(152, "node_started", node=1)]
+    later = [start for start in START if start.node == 0] + [event(152, "node_started", node=1)]
     run, placed = run_of(created=100, kind="kubernetes", job=JobSpec(nodes="2")), {0: (104,), 1: (150,)}
     spans = phase_spans(later, run, "training", placed=placed, now=200, history=NOBODY)
     assert (spans[0].phase, spans[0].end) == ("queue", 104)
@@ -45,8 +45,8 @@ def test_evaluations_checkpoints_and_a_restore_are_told_apart() -> None:
         event(150, "training_ended", rank=0),
         *both(152, "node_ended"),
     ]
-    found = drawn(sorted(events, key=lambda one: one.time))
-    assert found[3:] == [
+    drawing = drawn(sorted(events, key=lambda start: start.time))
+    assert drawing[3:] == [
         ("import", 115, 117),
         ("restore", 117, 119),
         ("import", 119, 121),
@@ -61,7 +61,7 @@ def test_evaluations_checkpoints_and_a_restore_are_told_apart() -> None:
 
 
 SAVED = [event(140, "failed", cause="stopped"), *both(142, "node_ended")]
-AGAIN = [event(one.time + 50, one.event, one.node, one.rank) for one in START]
+AGAIN = [event(start.time + 50, start.event, start.node, start.rank) for start in START]
 
 
 def rows_of(*steps: tuple[float, float]) -> History:
@@ -73,11 +73,11 @@ def test_a_run_that_its_queue_starts_again_has_the_phases_of_each_start() -> Non
     saved = [("training", 122, 140), ("end", 140, 142)]
     waiting = drawn([*START, *SAVED], placed=(104,), state="pending")
     assert waiting[:2] + waiting[-3:] == [*first, *saved, ("queue", 142, 200)]
-    found = drawn([*START, *SAVED], placed=(104, 157), state="starting")
-    assert found[-2:] == [("queue", 142, 157), ("start", 157, 200)]
+    drawing = drawn([*START, *SAVED], placed=(104, 157), state="starting")
+    assert drawing[-2:] == [("queue", 142, 157), ("start", 157, 200)]
     steps = rows_of((139, 20), (173, 24))
-    found = drawn([*START, *SAVED, *AGAIN], placed=(104, 157), history=steps)
-    assert found[6:] == [
+    drawing = drawn([*START, *SAVED, *AGAIN], placed=(104, 157), history=steps)
+    assert drawing[6:] == [
         *saved,
         ("queue", 142, 157),
         ("start", 157, 160),
@@ -90,23 +90,23 @@ def test_a_run_that_its_queue_starts_again_has_the_phases_of_each_start() -> Non
     ]
     assert count_restarts([*START, *SAVED, *AGAIN], {}) == 1
     assert count_restarts(START, {}) == 0
-    asked = [*START, event(140, "restart"), event(150, "node_ended")]  # it did not come to it
-    assert count_restarts(asked, {}) == 0
+    commands = [*START, event(140, "restart"), event(150, "node_ended")]  # it did not come to it
+    assert count_restarts(commands, {}) == 0
     again = Event(event="ranks_started", time=145, node=0, attempt=2, facts={})
-    assert count_restarts([*asked[:-1], again, asked[-1]], {}) == 1
+    assert count_restarts([*commands[:-1], again, commands[-1]], {}) == 1
 
 
 def test_a_start_that_was_killed_ends_with_its_last_sign_of_life_and_steps_taken_again_are_lost() -> None:
     steps = rows_of((130, 10), (139, 20), (173, 12), (180, 20), (190, 30))
-    found = drawn([*START, *AGAIN], placed=(104, 157), history=steps)
-    assert found[6:9] == [("training", 122, 139), ("queue", 139, 157), ("start", 157, 160)]
-    assert found[-2:] == [("lost", 172, 180), ("training", 180, 200)]
+    drawing = drawn([*START, *AGAIN], placed=(104, 157), history=steps)
+    assert drawing[6:9] == [("training", 122, 139), ("queue", 139, 157), ("start", 157, 160)]
+    assert drawing[-2:] == [("lost", 172, 180), ("training", 180, 200)]
 
 
 def test_a_node_that_comes_back_is_no_new_start_of_the_run() -> None:
     back = [event(150, "failed", cause="node_lost"), event(155, "node_started", node=1, requeued_s=20.0)]
-    found = drawn([*START, *back, *both(160, "rendezvous_done"), *both(165, "first_step")])
-    assert found[5:] == [("training", 122, 150), ("lost", 150, 165), ("training", 165, 200)]
+    drawing = drawn([*START, *back, *both(160, "rendezvous_done"), *both(165, "first_step")])
+    assert drawing[5:] == [("training", 122, 150), ("lost", 150, 165), ("training", 165, 200)]
     assert count_restarts([*START, *back, *both(160, "rendezvous_done")], {}) == 0
 
 
@@ -118,11 +118,11 @@ def test_a_run_that_does_not_go_on_is_shown_until_its_last_sign_of_life() -> Non
 
 
 def test_a_script_that_gives_no_sign_of_its_steps() -> None:
-    mute = [one for one in START if one.event not in ("training_began", "first_step")]
+    mute = [start for start in START if start.event not in ("training_began", "first_step")]
     assert drawn([*mute, *both(180, "node_ended")])[3:] == [("import", 115, 116), ("running", 116, 180)]
     again = [*both(143, "rendezvous_done"), *both(145, "ranks_started"), *both(180, "node_ended")]
-    found = drawn([*mute, event(140, "failed", cause="killed"), *again])
-    assert found[4:] == [("running", 116, 140), ("lost", 140, 145), ("running", 145, 180)]
+    drawing = drawn([*mute, event(140, "failed", cause="killed"), *again])
+    assert drawing[4:] == [("running", 116, 140), ("lost", 140, 145), ("running", 145, 180)]
 
 
 def test_nothing_is_lost_after_the_end_unless_the_ranks_are_started_anew() -> None:
@@ -145,15 +145,15 @@ def test_clocks_that_are_behind_do_not_turn_time_back() -> None:
 def test_time_in_the_queue_is_in_no_percentage_and_times_count_from_the_first_start() -> None:
     again = event(175, "node_started", requeued_s=25.0)
     events = [*START, event(140, "signal", signal="SIGTERM"), again, event(175, "node_started", 1, requeued_s=25.0)]
-    found = (
+    spans = (
         Span(phase="queue", begin=100, end=120),
         Span(phase="training", begin=120, end=150),
         Span(phase="queue", begin=150, end=170),
         Span(phase="start", begin=170, end=180),
     )
-    assert phase_shares(found) == {"queue": (40, None), "start": (10, 0.25), "training": (30, 0.75)}
+    assert phase_shares(spans) == {"queue": (40, None), "start": (10, 0.25), "training": (30, 0.75)}
     assert timeline_events(events)[-1] is again, "each node tells of it"
-    run = timeline(events, found, RunStatus(run="night", state="training", message=""))
+    run = timeline(events, spans, RunStatus(run="night", state="training", message=""))
     assert (run.begin, run.end) == (120, 180)
     title, _, *bars, _, first, second = lines(run, 78, plain=True)
     assert bars == [
@@ -199,3 +199,13 @@ def test_a_run_that_left_no_events() -> None:
     first, second = lines(timeline([], (), status), 80, plain=True)
     assert [fact in first for fact in ("lost", "exit code 137", "it was killed")] == [True] * 3
     assert second
+
+
+def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
+    failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
+    status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
+    spans = (Span(phase="training", begin=100, end=200),)
+    drawn_in = {plain: lines(timeline([failed], spans, status), 60, plain=plain)[-1] for plain in (True, False)}
+    assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
+    for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
+        assert line.isprintable()

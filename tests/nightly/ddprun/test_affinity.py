@@ -83,3 +83,26 @@ def test_threads_are_no_more_than_the_cores_that_a_rank_is_bound_to(tmp_path, mo
 
 def test_a_gpu_s_address_as_the_kernel_writes_it():
     assert ddprun_machine.pci_address("00000000:3B:00.0") == "0000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("mode", "given"),
+    [
+        (None, {"local_world_size": 1, "gpus": (0,), "allowed": (0, 1)}),  # one NUMA node: nothing to choose
+        ("node", {"local_world_size": 1, "gpus": (-1,)}),  # the firmware does not say
+    ],
+)
+def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
+    test_affinity.test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "local_world_size", "device", "facts"),
+    [
+        ({"memlock_bytes": 65536}, 1, "", ()),
+        ({"has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "", ()),
+        ({"num_gpus": 2, "gpu_problems": ("GPU 1 is lost", "GPU 2")}, 2, "cuda", ("GPU 1", "GPU 2")),
+    ],
+)
+def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):
+    test_affinity.test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from tests.fixtures.nodes import until
@@ -101,3 +102,27 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_deleted(tmp_path, monkeypat
     monkeypatch.setattr(checkpoint_copies, "open_regular", broken)
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint_copies.scan(tmp_path, 1, read_manifest(tmp_path))
+
+
+def test_a_copy_from_a_lost_node_0_writes_nothing_into_the_folder_of_the_next_copy(nodes, monkeypatch):
+    """A cable that is mended: the copy from the old node 0 goes on while that from the new one begins."""
+    source, _ = nodes.start(0)
+    nodes.save(1, data=os.urandom(3 << 20))
+    has_begun, go = threading.Event(), threading.Event()
+
+    class Pause:
+        def __enter__(self):
+            has_begun.set()
+            go.wait(60)
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(source, "_pacing", Pause())
+    copy, journal = nodes.start(1)
+    assert has_begun.wait(60)
+    copy.close()
+    before = sorted(nodes.folder_of(1).rglob("*"))
+    go.set()
+    until(lambda: journal.of("checkpoint_failed"))
+    assert sorted(nodes.folder_of(1).rglob("*")) == before

@@ -7,17 +7,11 @@ import types
 from dataclasses import replace
 
 import pytest
-from tests.unit.ddpcheck.test_findings import nodes
+from tests.unit.ddpcheck import test_findings
+from tests.unit.ddpcheck.test_findings import GOOD_CPU, nodes, paths, statuses
 
 from ddpcheck import finding, network_checks, node_checks
 from ddpcheck.network_checks import Paths
-from ddpcheck.node_checks import CpuSpeed
-
-GOOD_CPU = CpuSpeed(gflops=50, copy_bytes=1e10, share=0.99, idle=1.0, others=0.1, throttled=0)
-
-
-def statuses(findings, check):
-    return {result.node: result.status for result in findings if result.check == check and result.status != "ok"}
 
 
 def test_what_is_said_of_the_cpu_is_what_was_measured():
@@ -120,3 +114,55 @@ def test_a_slow_node_is_given_its_share_of_the_median_rounded_down():
         "100 GFLOP/s",
         "79.9 GFLOP/s, 79 % of the others' median",
     ]
+
+
+@pytest.mark.parametrize(
+    ("failed", "count", "blamed"),
+    [
+        ([(3, 0), (3, 1), (3, 2)], 4, {3}),
+        ([(0, 2), (1, 2), (3, 2), (0, 3), (1, 3), (2, 3)], 4, {2, 3}),
+        ([(0, 1)], 2, {1}),
+    ],
+)
+def test_the_fewest_nodes_that_explain_all_pairs_are_blamed(failed, count, blamed):
+    test_findings.test_the_fewest_nodes_that_explain_all_pairs_are_blamed(failed, count, blamed)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 0.1}, "warning"),
+        ({"share": 0.9, "throttled": 0.4}, "ok"),
+    ],
+)
+def test_a_quota_is_bad_and_the_load_of_others_is_not(change, status):
+    test_findings.test_a_quota_is_bad_and_the_load_of_others_is_not(change, status)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "loaded", "slow"),
+    [
+        ({0: 100, 1: 99, 2: 101, 3: 75}, (), {3: "warning"}),
+        ({0: 100}, (), {}),
+    ],
+)
+def test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow):
+    test_findings.test_a_node_is_slow_by_the_median_of_the_others(speeds, loaded, slow)
+
+
+def test_rare_faults_of_a_network_are_put_down_to_their_nodes():
+    announced = paths(2, n0={"mtu": {1: 1400}, "announced": {1: True}})
+    assert statuses(network_checks.judge(nodes(2), announced), "path MTU") == {1: "warning"}
+    silent = paths(3, n2={"mtu": {}})
+    assert statuses(network_checks.judge(nodes(3), silent), "path MTU") == {2: "not looked at"}
+    same = [replace(node, host="ubuntu") for node in nodes(2)]  # two clones of one virtual machine
+    own = paths(2, **{f"n{n}": {"names": dict.fromkeys(range(2), "127.0.1.1")} for n in range(2)})
+    assert statuses(network_checks.judge(same, own), "names") == {0: "warning", 1: "warning"}
+    silent = paths(2, n0={"names": {0: "10.0.0.0", 1: ""}, "nameless": {1: "the name server does not answer"}})
+    findings = [result for result in network_checks.judge(nodes(2), silent) if result.check == "names"]
+    assert (findings[0].status, findings[0].value) == (
+        "warning",
+        "it cannot resolve the name of node 1 (the name server does not answer)",
+    )
+    unknown = {n: Paths(names=dict.fromkeys(range(3), "")) for n in range(3)}
+    assert statuses(network_checks.judge(nodes(3), unknown), "names") == {}

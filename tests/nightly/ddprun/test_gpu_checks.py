@@ -5,13 +5,10 @@ import types
 
 import pynvml
 import pytest
-from tests.unit.ddpcheck.test_gpu_checks import look, nvml
+from tests.unit.ddpcheck import test_gpu_checks
+from tests.unit.ddpcheck.test_gpu_checks import NVMLError, look, nvml
 
 from ddpcheck import gpu_checks
-
-
-class NVMLError(Exception):
-    pass
 
 
 def test_links_that_are_down_beside_others_and_a_lost_gpu(monkeypatch):
@@ -59,3 +56,26 @@ def test_xids_of_the_kernel_log(monkeypatch, tmp_path, xid, age_s, status):
     (tmp_path / "kmsg").write_text(f"6,1,2,-;eth0: link up\n{line if xid else ''}")
     assert gpu_checks.check_kernel_log(str(tmp_path / "kmsg")).status == status
     assert gpu_checks.check_kernel_log(str(tmp_path / "absent")).status == "not looked at"
+
+
+@pytest.mark.parametrize(
+    ("answers", "check", "status", "value"),
+    [
+        ({"nvmlDeviceGetRemappedRows": (0, 1, 1, 0)}, "GPU memory", "bad", "remapped at the next reset"),
+        ({"nvmlDeviceGetRemappedRows": (3, 2, 0, 0)}, "GPU memory", "ok", "2 rows remapped"),
+        ({"nvmlDeviceGetCurrPcieLinkWidth": 1}, "PCIe", "bad", "GPU 1: x1 of x16"),
+        ({"nvmlDeviceGetMigMode": (1, 1)}, "MIG", "warning", "GPU 1: on"),
+        ({"nvmlDeviceGetMigMode": NVMLError("Not Supported")}, "MIG", "ok", "off"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x20}, "GPU clocks", "warning", "thermal"),
+        ({"nvmlDeviceGetNvLinkErrorCounter": 4}, "NVLink", "warning", "recoveries"),
+        (
+            {"nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=4711)]},
+            "GPU processes",
+            "warning",
+            "GPU 1: used by pid 4711",
+        ),
+        ({"nvmlDeviceGetCurrPcieLinkWidth": NVMLError("Unknown Error")}, "PCIe", "not looked at", "Unknown Error"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu_is_a_finding(monkeypatch, answers, check, status, value):
+    test_gpu_checks.test_what_is_wrong_with_a_gpu_is_a_finding(monkeypatch, answers, check, status, value)

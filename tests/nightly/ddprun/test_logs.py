@@ -3,8 +3,11 @@
 import os
 
 import pytest
+from tests.unit.ddprun import test_logs
+from tests.unit.ddprun.test_logs import Shown
 
 from ddprun.output.console import Console
+from ddprun.output.log_view import View
 from ddprun.output.logs import RankLogs
 from ddprun.output.rank_errors import last_error
 from ddprun.settings import node_config, options
@@ -67,3 +70,66 @@ def test_a_traceback_of_an_earlier_attempt_is_no_cause(tmp_path):
     assert last_error(tmp_path, 3, 1, start=len(old)) == ""
     (tmp_path / rank_log(3)).write_text(old * 2)
     assert last_error(tmp_path, 3, 1, start=len(old)) == "KeyError: 3"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n[rank1]: KeyError: 3\n", "KeyError: 3"),
+        (
+            "Traceback (most recent call last):\n  File x\nValueError: a\nSet HYDRA_FULL_ERROR=1\n",
+            "the last traceback in its log: ValueError: a",
+        ),
+        (
+            "  + Exception Group Traceback (most recent call last):\n  |   File x\n"
+            "  | ExceptionGroup: two (2 sub-exceptions)\n"
+            "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    | ValueError: 1\n",
+            "ExceptionGroup: two (2 sub-exceptions)",
+        ),
+        (
+            "  File x, line 1\n    x = (\n        ^\nSyntaxError: '(' was never closed\n",
+            "SyntaxError: '(' was never closed",
+        ),
+        ("", ""),
+    ],
+)
+def test_the_error_in_a_ranks_log(tmp_path, text, word):
+    test_logs.test_the_error_in_a_ranks_log(tmp_path, text, word)
+
+
+@pytest.mark.parametrize(
+    ("error", "names_worker"),
+    [
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
+        ("KeyError: 3", False),
+    ],
+)
+def test_error_of_a_data_loader_worker_that_ended_names_the_worker(tmp_path, error, names_worker):
+    test_logs.test_error_of_a_data_loader_worker_that_ended_names_the_worker(tmp_path, error, names_worker)
+
+
+def test_a_traceback_after_an_unfinished_bar_is_held_like_any_other() -> None:
+    console = Shown()
+    view = View(console, 2, b"[r1] ", 1)
+    view.accept(b"\r 10%", 10.0)
+    view.accept(b"Traceback (most recent call last):\n  File x\nValueError: a\n", 10.1)
+    assert console.texts == [b"\r[r1]  10%", b"\r[r1]  10%\n"]
+    view.release()
+    assert (
+        b"".join(console.texts[2:]) == b"[r1] Traceback (most recent call last):\n[r1]   File x\n[r1] ValueError: a\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (
+            "Traceback (most recent call last):\n  File x\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1\n"
+            "ncclSystemError: System call failed.\nLast error:\nConnect to 10.0.0.1 failed\n",
+            "the last traceback in its log: torch.distributed.DistBackendError: NCCL error in: a.cpp:1: "
+            "Connect to 10.0.0.1 failed",
+        ),
+    ],
+)
+def test_the_last_error_of_nccl_is_that_of_the_rank(tmp_path, text, word):
+    test_logs.test_the_error_in_a_ranks_log(tmp_path, text, word)

@@ -51,8 +51,8 @@ def test_gpus_are_read_from_nvml(monkeypatch):
     def assert_problems(num_gpus: int, *facts: tuple[str, ...]) -> None:
         lines = [*ddprun_machine.health_warnings(num_gpus, local_world_size=1, num_nodes=1, device="cuda")]
         problems = [line for line in lines if line.startswith("GPU ")]
-        for problem, words in zip(problems, facts, strict=True):
-            assert_names(problem, *words)
+        for problem, names in zip(problems, facts, strict=True):
+            assert_names(problem, *names)
 
     first, second, third = ("GPU 0", "5", "ECC"), ("GPU 1", "pid 12"), ("GPU 2", "5", "ECC")
     assert_problems(3, first, second, third)

@@ -7,6 +7,8 @@ import time
 from datetime import timedelta
 
 import pytest
+from tests.unit.ddprun import test_preflight
+from tests.unit.ddprun.test_preflight import PROGRAMS
 from torch.distributed import TCPStore
 
 from ddprun.settings import node_config, node_facts, options
@@ -73,3 +75,29 @@ def test_how_far_a_clock_is_ahead(ahead_s):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     clock.answer_requests(store.clone())
     assert clock.offset_s(store, lambda: time.time() + ahead_s) == pytest.approx(ahead_s, abs=20)
+
+
+@pytest.mark.parametrize("script", [["train.py"], ["-m", "train"]], ids=["script", "module"])
+@pytest.mark.parametrize(
+    ("own", "firsts", "named"),
+    [
+        pytest.param(["--lr=0.2"], ["--lr=0.1"], "--lr", id="option-with-equals"),
+        pytest.param(["--quick"], [], "1 argument", id="number"),
+    ],
+)
+def test_an_argument_that_differs_is_named_unless_it_is_for_placement(own, firsts, named, script):
+    test_preflight.test_an_argument_that_differs_is_named_unless_it_is_for_placement(own, firsts, named, script)
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": None}),
+        ({}, {"PATH": f"{PROGRAMS}:{os.defpath}"}),
+        ({"PATH": f"/usr/bin:{PROGRAMS}"}, {"PATH": f"/usr/bin:{PROGRAMS}"}),
+    ],
+)
+def test_the_ranks_are_told_the_interface_what_to_record_and_their_programs_unless_the_user_has(base, expected):
+    test_preflight.test_the_ranks_are_told_the_interface_what_to_record_and_their_programs_unless_the_user_has(
+        base, expected
+    )

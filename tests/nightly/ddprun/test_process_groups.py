@@ -1,8 +1,15 @@
 """Several ranks of which none joins a process group are copies of one training: who is told, and who is not."""
 
 import re
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from bench.measuring import free_port
+from tests.unit.ddprun import test_process_groups
+from tests.unit.ddprun.test_process_groups import place
+
+from ddprun.ranks.process_groups import DebugStore
 
 GROUP = "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nd.destroy_process_group()\n"
 CHILD = "import subprocess, sys\nsubprocess.run([sys.executable, sys.argv[1]], check=True)\n"
@@ -191,3 +198,28 @@ def test_nothing_is_said_of_processes_whose_places_differ(runs, tmp_path, text, 
 def test_one_rank_starts_its_own_ranks(runs, tmp_path):
     node, code, _ = own_places(runs, tmp_path, SPAWN, local_world_size="1")
     assert (code, node.outcome().message) == (0, NOTHING), node.log(0)
+
+
+environment = test_process_groups.environment  # the fixture
+
+
+def test_a_debug_server_and_the_process_group_of_a_single_rank_share_the_store(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, finder = free_port(), DebugStore()
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    finder.find_spec("torch.distributed.debug._store")
+    finder.find_spec("torch.distributed.debug")
+    dist.TCPStore("127.0.0.1", port, is_master=False).set("key", "value")
+    assert dist.TCPStore("127.0.0.1", port, 1, True, multi_tenant=True).get("key") == b"value"  # as a group makes it
+
+
+@pytest.mark.usefixtures("environment")
+def test_ranks_may_exchange_their_places_in_a_later_group(tmp_path: Path) -> None:
+    rank = place(0, tmp_path)
+    for number in (0, 1, 0):
+        rank.check("env://", number, 2)
+    assert len({*tmp_path.iterdir()}) == 3
+    for number in (0, 1):  # each rank has groups of its own
+        place(number, tmp_path).check("env://", 0, 1)
+    assert len({*tmp_path.iterdir()}) == 3

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 from tests.nightly.ddprun.supervised import run_ranks
+from tests.unit.ddprun import test_script_environment
+
+from ddprun.settings.script_environment import UNKNOWN
 
 # name: a value, what shows its effect. Those that are read later have it also in a forked rank.
 EXECUTED = {
@@ -63,3 +66,34 @@ def test_what_the_source_does_not_show_is_said_at_the_first_import_of_torch(tmp_
         "True",
         "True True",
     ]
+
+
+MORE_SOURCES = {
+    "a library that imports it": ("import os\nimport torchvision.models\nos.environ['A'] = '1'\n", []),
+    "read, not set": ("import os\nprint(os.environ['A'], os.environ.get('B'), os.getenv('C'))\n", []),
+    "update with dict": ("import os\nos.environ.update(dict(A='1'))\n", ["A"]),
+    "or": ("import os\nos.environ |= {'A': '1'}\n", ["A"]),
+    "putenv": ("import os\nos.putenv('A', '1')\n", ["A"]),
+    "another name": ("import os as o\no.environ['A'] = '1'\n", ["A"]),
+    "dotenv": ("from dotenv import load_dotenv\nload_dotenv()\nimport torch\n", [UNKNOWN]),
+    "in an if": ("import os\nif 'A' not in os.environ:\n    os.environ['A'] = '1'\nimport torch\n", ["A"]),
+    "torch in a function": ("import os\ndef f():\n    import torch\nos.environ['A'] = '1'\n", ["A"]),
+    "torch for types": (
+        "import os, typing\nif typing.TYPE_CHECKING:\n    import torch\nos.environ['A'] = '1'\n",
+        ["A"],
+    ),
+    "in a function below": ("import os\nimport torch\ndef f():\n    os.environ['A'] = '1'\n", []),
+    "its own package": ("from package.inner import x\nimport torch\n", ["P"]),
+    "its own module, too late": ("import torch\nimport settings\n", []),
+    "its own module imports torch": ("import model\nimport settings\n", []),
+    "from torch": ("import os\nfrom torch import nn\nos.environ['A'] = '1'\n", []),
+    "read later": ("import os\nos.environ['MASTER_PORT'] = '1'\nos.environ['NCCL_DEBUG'] = 'INFO'\n", []),
+    "setdefault": ("from os import environ\nenviron.setdefault('A', '1')\n", ["A"]),
+    "a variable name": ("import os\nfor key in keys:\n    os.environ[key] = '1'\n", [UNKNOWN]),
+    "in a function above": ("import os\ndef f():\n    os.environ['A'] = '1'\nf()\nimport torch\n", ["A"]),
+}
+
+
+@pytest.mark.parametrize(("source", "names"), MORE_SOURCES.values(), ids=MORE_SOURCES)
+def test_what_a_script_sets_before_torch(source, names, tmp_path):
+    test_script_environment.test_what_a_script_sets_before_torch(source, names, tmp_path)

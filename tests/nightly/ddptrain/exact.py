@@ -12,13 +12,13 @@ class Asked:
     """A signal that comes after some steps."""
 
     def __init__(self, steps: int) -> None:
-        self.left = steps
+        self.num_steps_left = steps
         self.can_save = False
 
     @property
     def code(self) -> int:
-        self.left -= 1
-        return 143 if self.left == 0 else 0
+        self.num_steps_left -= 1
+        return 143 if self.num_steps_left == 0 else 0
 
 
 code = run(parse_options(sys.argv[2:], os.environ), os.environ, Asked(int(sys.argv[1])), started=time.monotonic())

@@ -65,21 +65,21 @@ def sizes(state: TrainingState) -> dict[str, int]:
     moments = [value for values in state.optimizer.state.values() for value in values.values() if value.ndim]
     return {
         "parameters": own(parameters),
-        "gradients": own([one.grad for one in parameters if one.grad is not None]),
+        "gradients": own([parameter.grad for parameter in parameters if parameter.grad is not None]),
         "optimizer": own(moments),
     }
 
 
 def digest(state: TrainingState) -> str:
     """A hash of every tensor of a checkpoint, gathered from the ranks."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
 
     def add(path: tuple[Any, ...], tensor: torch.Tensor) -> None:
         whole = compat.whole_tensor(tensor.detach()).contiguous()
-        found.update(f"{path} {whole.dtype} {tuple(whole.shape)}".encode() + whole.numpy().tobytes())
+        sha256.update(f"{path} {whole.dtype} {tuple(whole.shape)}".encode() + whole.numpy().tobytes())
 
     map_tensors({name: part.state_dict() for name, part in state.parts.items()}, add)
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 def with_manager(state: TrainingState, folder: Path, action: Callable[[CheckpointManager], Any]) -> Any:
@@ -110,26 +110,26 @@ def main(verb: str, folder: Path, num_steps: int, arguments: list[str]) -> None:
     set_up_torch(rank_info, os.environ, deterministic=False)
     join_ranks(rank_info, options.ranks)
     world = make_world(rank_info, "cpu", options.ranks)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if verb == "read":
-        found = {"fsdp": read(options, world, "fsdp", folder / "fsdp", num_steps)}
+        results = {"fsdp": read(options, world, "fsdp", folder / "fsdp", num_steps)}
     else:
         for strategy in READERS:
             state = build(options, world, strategy)
             losses = train(state, num_steps)
             with_manager(state, folder / strategy, lambda manager: manager.save_last(num_steps, 0.5))
-            found[strategy] = {
+            results[strategy] = {
                 "losses": losses,
                 "bytes": gather(rank_info, sizes(state)),
                 "bits": evaluate(state).bits,
                 "digest": digest(state),
             }
         for strategy in READERS:
-            found[strategy]["read by"] = {
-                one: read(options, world, one, folder / strategy, num_steps) for one in READERS[strategy]
+            results[strategy]["read by"] = {
+                reader: read(options, world, reader, folder / strategy, num_steps) for reader in READERS[strategy]
             }
     if rank_info.is_first:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(results), flush=True)
     gather(rank_info, 0)
     os._exit(0)
 

@@ -29,7 +29,7 @@ class Held(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         storage = result.untyped_storage()
         self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.most = max(self.most, sum(size for one, size in self._made.values() if not one.expired()))
+        self.most = max(self.most, sum(size for tensor, size in self._made.values() if not tensor.expired()))
         return result
 
 
@@ -102,10 +102,17 @@ def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...]) -> Non
     for epoch, first in ((0, 0), (1, 1)):  # the second one is begun in its middle
         order = epoch_order(64, seed=0, epoch=epoch)
         for batch in torch.split(order, 20)[first:]:
-            one, other = (each.batch_builder.batch(batch, epoch=epoch) for each in (device, loader))
-            assert torch.equal(one.inputs, other.inputs)
-            assert torch.equal(one.labels_B, other.labels_B)
-            assert (one.own_B is None) == ("--mixup=0.4" not in augmentations)
-            if one.own_B is not None and one.others_B is not None:
-                assert torch.equal(one.own_B, other.own_B)
-                assert torch.equal(one.others_B, other.others_B)
+            batch_of_one, other = (each.batch_builder.batch(batch, epoch=epoch) for each in (device, loader))
+            assert torch.equal(batch_of_one.inputs, other.inputs)
+            assert torch.equal(batch_of_one.labels_B, other.labels_B)
+            assert (batch_of_one.own_B is None) == ("--mixup=0.4" not in augmentations)
+            if batch_of_one.own_B is not None and batch_of_one.others_B is not None:
+                assert torch.equal(batch_of_one.own_B, other.own_B)
+                assert torch.equal(batch_of_one.others_B, other.others_B)
+
+
+def test_a_reflected_border_is_torchs() -> None:
+    images = torch.randint(0, 256, (3, 6, 6, 2), dtype=torch.uint8)
+    padded = lay_out(images, crop_px=6, shift_px=2, mirrored=True, reflect=True).squares_MHWC
+    both = torch.cat([images, images.flip(2)]).permute(0, 3, 1, 2).float()
+    assert torch.equal(padded, functional.pad(both, (2, 2, 2, 2), "reflect").permute(0, 2, 3, 1).byte())

@@ -1,5 +1,6 @@
 """Batches that are divided by shares: the weights stay the same, and shares that are measured make steps shorter."""
 
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from tests.nightly.ddptrain.test_exact import weights
 from torch import Tensor
 
 from ddptrain.checkpoint import load_checkpoint
+from ddptrain.data.sampling import shard_sizes
 
 HERE = Path(__file__).parent
 EXACT = ("--epochs=3", "--precision=fp64", "--checkpoint-every=5", "--keep=0")
@@ -68,3 +70,13 @@ def test_measured_shares_fit_the_speeds_and_are_kept_in_the_checkpoint(
     assert worst(weights(killed), equal) < 1e-9
     alone = train(*options, "--epochs=4", "--checkpoint-dir=killed", size=1, command=script)  # measured anew
     assert alone[0].code == 0, alone[0].err
+
+
+def test_sizes_are_within_one_sample_of_the_shares() -> None:
+    numbers = random.Random(0)
+    for _ in range(200):
+        shares = tuple(numbers.randint(1, 1000) for _ in range(numbers.randint(1, 6)))
+        num = numbers.randint(1, 500)
+        sizes = shard_sizes(num, shares)
+        assert sum(sizes) == num
+        assert all(abs(size - num * share / sum(shares)) < 1 for size, share in zip(sizes, shares, strict=True))

@@ -42,10 +42,10 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
 def test_a_trace_of_each_rank_opens(train: Callable[..., list], tmp_path: Path) -> None:
     ended = train(*TINY, "--epochs=3", "--profile=3", size=2)
     assert [rank.code for rank in ended] == [0, 0]
-    for rank, one in enumerate(ended):
+    for rank, process in enumerate(ended):
         path = f"profile/rank-{rank}.json"
-        assert path in one.err
-        assert_names(one.err, "3", "//ui.perfetto.dev")
+        assert path in process.err
+        assert_names(process.err, "3", "//ui.perfetto.dev")
         events = json.loads((tmp_path / path).read_text())["traceEvents"]
         names = [event["name"] for event in events if event.get("ph") == "X"]
         assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -62,7 +62,7 @@ def test_a_training_stops_after_the_given_time(train: Callable[..., list], tmp_p
     began = time.monotonic()
     ended = train("--epochs=1000", "--stop-after=0.04", size=2)
     assert time.monotonic() - began >= 2.4
-    assert [(one.code, one.err) for one in ended] == [(143, "")] * 2
+    assert [(rank.code, rank.err) for rank in ended] == [(143, "")] * 2
     newest = max((tmp_path / "checkpoints").glob("step-*.pt")).name
     assert_names(ended[0].out.splitlines()[-1], "--stop-after", int(newest[5:13]), "45000", newest)
 

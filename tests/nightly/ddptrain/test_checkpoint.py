@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
-from tests.unit.ddptrain.test_checkpoint import can_be_taken, checkpoint, no_open_file_locks
+from tests.unit.ddptrain import test_checkpoint
+from tests.unit.ddptrain.test_checkpoint import checkpoint, no_open_file_locks
 
 from ddptrain.checkpoint import manifest_path, write_checkpoint
 from ddptrain.checkpoint_directory import CheckpointDirectory
@@ -83,3 +84,31 @@ def test_what_may_be_the_best_is_kept_while_it_cannot_be_read(tmp_path: Path, mo
     monkeypatch.undo()
     directory.delete_old(keep=1, keep_best=True, written=directory.path(3))
     assert directory.checkpoints() == [directory.path(3), directory.path(1)]
+
+
+directory = test_checkpoint.directory  # the fixture
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_a_lock_outlives_another_descriptor_of_its_file(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} ")
+    assert not can_be_taken(tmp_path)
+    del directory
+    assert can_be_taken(tmp_path)
+
+
+def can_be_taken(folder: Path) -> bool:
+    """Whether another process gets the lock; a fork, for it is there at once."""
+    child = os.fork()
+    if child == 0:
+        try:
+            CheckpointDirectory(folder)
+        except TrainError:
+            os._exit(1)
+        except BaseException:
+            os._exit(2)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 1)
+    return code == 0

@@ -1,12 +1,15 @@
 """Where a training starts, and what is refused. One process, a tiny training."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
 from tests.unit.ddptrain import test_checkpoint_manager
 from tests.unit.ddptrain.test_checkpoint_manager import TINY, Run, saved
+
+from ddptrain.checkpoint import load_checkpoint, write_checkpoint
 
 tiny = test_checkpoint_manager.tiny  # the fixture
 FULL_DISK = """
@@ -107,3 +110,27 @@ def test_a_deterministic_training_goes_on_with_the_same_rounding(tiny: Run, chan
     assert (code, len(err)) == (78, 1)
     assert_names(err[0], "checkpoints/step-00000004.pt", "--checkpoint-dir", "--allow-changed-config")
     assert tiny("--deterministic", "--precision=fp32", "--input=loader", "--recompute", "--no-bucket-view")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(["--batch-size=32", "--lr=0.5"], id="batch-size-and-lr"),
+        pytest.param(["--no-augment"], id="augment"),
+    ],
+)
+def test_another_training_is_refused_by_name_and_value(tiny, changed):
+    test_checkpoint_manager.test_another_training_is_refused_by_name_and_value(tiny, changed)
+
+
+@pytest.mark.parametrize(("compress", "code"), [("none", 0), ("bf16", 78)])
+def test_a_checkpoint_with_the_old_name_of_the_communication_is_compared(tiny: Run, compress: str, code: int) -> None:
+    tiny("--epochs=1")
+    path = Path("checkpoints/step-00000004.pt")
+    checkpoint = load_checkpoint(path)
+    options = dict(checkpoint.shaping)
+    del options["communication"]
+    write_checkpoint(path, replace(checkpoint, shaping={**options, "compress": compress}))
+    again, _, err = tiny()
+    assert again == code
+    assert_names("\n".join(err), *(["communication", "bf16", "plain"] if code else []))

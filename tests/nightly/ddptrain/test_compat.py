@@ -40,5 +40,5 @@ def test_what_is_not_known_is_nothing(either: str) -> None:
 
 
 def test_tensors_with_the_same_memory_have_the_same_number() -> None:
-    one, other = tensors(1.0, 1.0)
-    assert compat.storage_id(one) == compat.storage_id(one[1:]) != compat.storage_id(other)
+    first, other = tensors(1.0, 1.0)
+    assert compat.storage_id(first) == compat.storage_id(first[1:]) != compat.storage_id(other)

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.messages import assert_names
+from tests.unit.ddptrain import test_config
 from tests.unit.ddptrain.test_config import RANK
 
 from ddptrain.distributed import read_rank_info
@@ -28,3 +29,32 @@ def test_wrong_variables_of_a_rank_are_refused(wrong: dict[str, str | None]) -> 
         read_rank_info(environ)
     assert (error.value.code, error.value.rank) == (78, None)
     assert_names(error.value, "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--momentum", "1"], id="momentum-1"),
+        pytest.param(["--weigth-decay=1"], id="misspelt-with-value"),
+        pytest.param(["--frobnicate"], id="unknown"),
+        pytest.param(["photos"], id="positional"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_from_rank_0(arguments, capsys):
+    named = [arguments[0].partition("=")[0]]
+    test_config.test_a_wrong_command_line_is_one_line_from_rank_0(arguments, {}, named, capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--static-graph", "--accumulate=2"], id="static-graph"),
+        pytest.param(["--compile=max-autotune", "--accumulate=2"], id="cuda-graphs-autotuned"),
+        pytest.param(["--communication=auto", "--compile=default"], id="auto-and-compile"),
+        pytest.param(["--communication=diloco:8", "--ema=0.9"], id="average-of-local-weights"),
+        pytest.param(["--communication=localsgd:8", "--sync-bn"], id="local-batch-norms"),
+        pytest.param(["--strategy=hybrid", "--communication=bf16"], id="sharded-bf16"),
+    ],
+)
+def test_options_that_exclude_each_other(arguments):
+    test_config.test_options_that_exclude_each_other(arguments, 2)

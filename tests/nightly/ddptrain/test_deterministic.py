@@ -6,10 +6,15 @@ from pathlib import Path
 import exact
 import pytest
 from tests import forks
+from tests.unit.ddptrain import test_deterministic
+from tests.unit.ddptrain.test_deterministic import layouts
+from torch.nn.parallel import DistributedDataParallel
 
 from ddprank.signals import Signals
 from ddptrain.config import parse_options
+from ddptrain.data.base import ImageShape
 from ddptrain.main import run
+from ddptrain.models import build_model
 
 
 def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
@@ -20,9 +25,9 @@ def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights(
     monkeypatch.setattr(sys, "argv", ["exact.py", "--groups", "ranks", "--rows", "^3 ranks"])
     with pytest.raises(SystemExit) as ended:
         exact.main()
-    said, errors = capsys.readouterr()
-    assert ended.value.code == 0, said + errors
-    assert said.count(" equal |") == 1
+    output, errors = capsys.readouterr()
+    assert ended.value.code == 0, output + errors
+    assert output.count(" equal |") == 1
 
 
 def test_dropout_goes_on_where_it_was(
@@ -46,3 +51,13 @@ def test_dropout_goes_on_where_it_was(
     for path in Path("checkpoints").glob("step-00000004.*"):
         path.unlink()
     assert last_line() == whole
+
+
+group = test_deterministic.group  # the fixture
+
+
+def test_without_it_the_second_step_has_another_layout_than_the_first(group: None) -> None:
+    """What torch does, and what makes the call necessary: when this fails, it no longer is."""
+    model = build_model("convnet", ImageShape(channels=1, size_px=8, classes=10))
+    first, second, third = layouts(DistributedDataParallel(model, bucket_cap_mb=0.01))
+    assert first != second == third

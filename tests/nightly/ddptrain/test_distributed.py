@@ -40,7 +40,7 @@ def test_three_ranks_learn_the_digits_the_same_way_twice(
 ) -> None:
     rank_0, *others = train("--deterministic", "--epochs=8", size=3)
     assert (rank_0.code, rank_0.err) == (0, "")
-    assert [(one.code, one.out, one.err) for one in others] == [(0, "", "")] * 2
+    assert [(other.code, other.out, other.err) for other in others] == [(0, "", "")] * 2
     lines = rank_0.out.splitlines()
     assert_names(lines[0], "39,250", "1,437", "360", "32")
     assert sum(line.startswith("epoch ") for line in lines) == 8  # a busy machine adds lines about stragglers
@@ -57,11 +57,11 @@ def test_three_ranks_learn_the_digits_the_same_way_twice(
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_are_those_of_one_process_uneven_batches_included(train: Train, size: int) -> None:
     script = str(Path(__file__).with_name("gradients.py"))
-    words = ("64", "29", "2", "1", "64/2", "29/3", "2/4")  # of a batch; over how many parts it is accumulated
-    words += (f"64@3{':1' * (size - 1)}", f"29/3@{'1:' * (size - 1)}9", f"2/4@9{':1' * (size - 1)}")
-    ended = train(*words, size=size, command=(script,))
-    expected = "".join(f"{word} equal\n" for word in words)
-    assert [(one.code, one.out, one.err) for one in ended] == [(0, expected, "")] * size
+    arguments = ("64", "29", "2", "1", "64/2", "29/3", "2/4")  # of a batch; over how many parts it is accumulated
+    arguments += (f"64@3{':1' * (size - 1)}", f"29/3@{'1:' * (size - 1)}9", f"2/4@9{':1' * (size - 1)}")
+    ended = train(*arguments, size=size, command=(script,))
+    expected = "".join(f"{word} equal\n" for word in arguments)
+    assert [(rank.code, rank.out, rank.err) for rank in ended] == [(0, expected, "")] * size
 
 
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
@@ -76,7 +76,7 @@ def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
         (tmp_path / "checkpoints" / f"step-{steps.pop():08d}.pt").unlink()
     newest = steps[-1]
     rank_0, *others = train(*options, size=3)
-    assert [(one.code, one.err) for one in (rank_0, *others)] == [(0, "")] * 3
+    assert [(process.code, process.err) for process in (rank_0, *others)] == [(0, "")] * 3
     epoch = newest // STEPS_PER_EPOCH + 1
     assert_names(rank_0.out.splitlines()[1], f"checkpoints/step-{newest:08d}.pt", newest + 1, "180", epoch)
     assert rank_0.fingerprint == fingerprint(train, undisturbed)
@@ -124,7 +124,7 @@ def test_an_error_of_every_rank_is_reported_by_one(train: Train, tmp_path: Path)
     fake.mkdir()
     (fake / "__init__.py").touch()
     ended = train(size=2)
-    assert [(one.code, one.out) for one in ended] == [(66, "")] * 2
+    assert [(rank.code, rank.out) for rank in ended] == [(66, "")] * 2
     assert ended[1].err == ""
     assert_names(ended[0].err, "scikit-learn")
 
@@ -158,7 +158,7 @@ runpy.run_module("ddptrain", run_name="__main__")
 
 def test_a_rank_without_a_gpu_among_others_is_refused_by_all(train: Train) -> None:
     rank_0, rank_1 = train("gpu", "--timeout=20", size=2, command=("-c", MIXED))
-    assert [(one.code, one.out) for one in (rank_0, rank_1)] == [(78, "")] * 2
+    assert [(process.code, process.out) for process in (rank_0, rank_1)] == [(78, "")] * 2
     assert rank_1.err == ""
     assert_names(rank_0.err, "rank 1", "rank 0", "--device")
 
@@ -207,6 +207,21 @@ os._exit(0)
 
 @pytest.mark.parametrize("text", [SEND, SUM], ids=["a state arrives as it was", "a column is summed"])
 def test_tensors_with_strides_are_exchanged(text: str, tmp_path: Path) -> None:
-    words = [["-c", text, str(rank), str(tmp_path / "store")] for rank in (0, 1)]
-    ranks = [forks.start(command, env=os.environ, stderr=subprocess.PIPE) for command in words]
+    arguments = [["-c", text, str(rank), str(tmp_path / "store")] for rank in (0, 1)]
+    ranks = [forks.start(command, env=os.environ, stderr=subprocess.PIPE) for command in arguments]
     assert [(rank.communicate(timeout=120)[1], rank.returncode) for rank in ranks] == [(b"", 0)] * 2
+
+
+def test_ranks_that_only_evaluate_have_the_mean_of_their_weights(train: Train, tmp_path: Path) -> None:
+    options = (
+        *("--data=synthetic", "--synthetic-samples=96", "--synthetic-shape=1x16x16", "--batch-size=16", "--lr=0.1"),
+        *("--model=convnet", "--deterministic", "--checkpoint-every=3", "--keep=0", "--allow-changed-config"),
+    )
+    train(*options, "--communication=localsgd:4", "--epochs=1", size=2)
+    for path in (tmp_path / "checkpoints").glob("step-00000006.*"):
+        path.unlink()
+    evaluated = [
+        train(*options, f"--communication={way}", "--epochs=0", size=2)[0].out.splitlines()[-2:]
+        for way in ("localsgd:4", "plain")
+    ]
+    assert evaluated[0] == evaluated[1]

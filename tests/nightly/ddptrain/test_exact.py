@@ -30,7 +30,7 @@ def test_two_ranks_then_one_then_two_are_two_ranks_to_the_last_digits(
     stops = []
     for size, steps, code in ((2, "20", 143), (1, "50", 143), (2, "0", 0)):
         ended = train(steps, *options, size=size, command=(script,))
-        assert [(one.code, one.err) for one in ended] == [(code, "")] * size
+        assert [(rank.code, rank.err) for rank in ended] == [(code, "")] * size
         stops.append(int(max((tmp_path / "parts").glob("step-*.pt")).name[5:13]))
     assert stops[0] < stops[1] < stops[2] == 135
     assert stops[0] % 45
@@ -49,7 +49,7 @@ def test_killed_at_random_steps_and_started_again_by_ddprun(
     monkeypatch.setattr(sys, "argv", ["kills.py", f"--kills={KILLS}", "--epochs=4"])
     with pytest.raises(SystemExit) as ended:
         kills.main()
-    said, errors = capsys.readouterr()
+    output, errors = capsys.readouterr()
     assert (ended.value.code, errors) == (0, "")
-    assert f"kills            {KILLS} " in said
-    assert said.endswith(": equal\n")
+    assert f"kills            {KILLS} " in output
+    assert output.endswith(": equal\n")

@@ -35,12 +35,15 @@ def test_after_a_nan_no_weight_and_no_state_changes_and_it_becomes_known(kind: s
         loss = weight.sum() * (float("nan") if step == 4 else 1.0)
         guard.with_nan_gradient(loss).backward()
         if step == 4:
-            state = [one for one in optimizer.state[weight].values() if isinstance(one, torch.Tensor)]
-            before = [one.clone() for one in (weight.detach(), *state)]
+            state = [tensor for tensor in optimizer.state[weight].values() if isinstance(tensor, torch.Tensor)]
+            before = [tensor.clone() for tensor in (weight.detach(), *state)]
         guard.check(weight.grad.norm(), optimizer, step=step)
         optimizer.step()
-    after = [weight.detach(), *(one for one in optimizer.state[weight].values() if isinstance(one, torch.Tensor))]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    after = [
+        weight.detach(),
+        *(tensor for tensor in optimizer.state[weight].values() if isinstance(tensor, torch.Tensor)),
+    ]
+    assert all(torch.equal(tensor, other) for tensor, other in zip(before, after, strict=True))
     deadline = time.monotonic() + 10
     while not guard.detected:
         assert time.monotonic() < deadline
@@ -89,7 +92,7 @@ def test_buckets_are_laid_out_on_a_gpu() -> None:
         ddp = DistributedDataParallel(torch.nn.Linear(8, 8).cuda(), device_ids=[0])
         lay_out_buckets(ddp)
         assert ddp(torch.ones(2, 8)).device.type == "cuda"
-        assert all(one.grad is None for one in ddp.parameters())
+        assert all(parameter.grad is None for parameter in ddp.parameters())
     finally:
         dist.destroy_process_group()
 

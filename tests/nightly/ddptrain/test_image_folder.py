@@ -10,9 +10,18 @@ import torch
 from PIL import Image
 from tests.messages import assert_names
 from tests.unit.ddptrain.formats import write_pictures
-from tests.unit.ddptrain.test_datasets import folder_options, refusal_of
+from tests.unit.ddptrain.test_datasets import folder_options, opened
 
+from ddptrain.config import DataOptions
 from ddptrain.data import image_folder
+from ddptrain.errors import TrainError
+
+
+def refusal_of(given: DataOptions) -> TrainError:
+    with pytest.raises(TrainError) as error:
+        opened(given)
+    assert "\n" not in str(error.value)
+    return error.value
 
 
 def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[..., list], tmp_path: Path) -> None:
@@ -21,7 +30,7 @@ def test_two_ranks_report_a_corrupt_picture_once_and_at_once(train: Callable[...
     began = time.monotonic()
     ended = train("--data=folder", "--data-dir=pictures", size=2)
     took_s = time.monotonic() - began
-    assert [(one.code, one.out) for one in ended] == [(65, "")] * 2
+    assert [(rank.code, rank.out) for rank in ended] == [(65, "")] * 2
     assert_names(ended[0].err.rpartition(": ")[0], "pictures/class2/3.png")
     assert (ended[0].err.count("\n"), ended[1].err) == (1, "")
     assert took_s < 60  # on a busy machine; docs/results/benchmarks.md has it on a quiet one

@@ -29,7 +29,7 @@ def train_plainly(train: Callable[..., list], folder: Path, *options: str, size:
     """Train once with these options alone; a later test finds the checkpoint."""
     if not folder.exists():
         ended = train(*options, f"--checkpoint-dir={folder}", size=size)
-        assert [(one.code, one.err) for one in ended] == [(0, "")] * size
+        assert [(rank.code, rank.err) for rank in ended] == [(0, "")] * size
 
 
 def difference(folder: Path, other: Path) -> float:
@@ -62,7 +62,7 @@ def test_two_ranks_learn_nearly_the_same(
 ) -> None:
     train_plainly(train, plain / "two", *CONVNET, size=2)
     ended = train(*CONVNET, *knobs, "--checkpoint-dir=knobs", size=2)
-    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    assert [(rank.code, rank.err) for rank in ended] == [(0, "")] * 2
     assert difference(plain / "two", tmp_path / "knobs") < tolerance
 
 
@@ -104,8 +104,8 @@ def test_fp16_goes_on_from_another_precision_with_a_fresh_scale(
         assert (code, capfd.readouterr().err) == (0, "")
         newest = max(Path("checkpoints").glob("step-*.pt"))
         assert newest.name == f"step-{8 * epochs:08d}.pt"
-        found: dict[str, dict[str, object]] = torch.load(newest, weights_only=True)["parts"]
-        return found
+        saved_parts: dict[str, dict[str, object]] = torch.load(newest, weights_only=True)["parts"]
+        return saved_parts
 
     assert "scaler" not in parts(1, "fp32")
     scaler = parts(2, "fp16")["scaler"]
@@ -137,19 +137,19 @@ def test_one_process_learns_and_goes_on_where_it_was(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def told(*arguments: str) -> str:
+    def output_of(*arguments: str) -> str:
         code = run(parse_options([*TINY, "--model=convnet", "--deterministic", *knobs, *arguments], {}), {}, Signals())
         out, err = capfd.readouterr()
         assert (code, err) == (0, "")
         return out
 
-    whole = told("--checkpoint-every=3", "--keep=0")
+    whole = output_of("--checkpoint-every=3", "--keep=0")
     losses = [float(loss) for loss in re.findall(r"^epoch .* loss (\S+)", whole, re.M)]
     assert losses[1] < losses[0] or "--mixup=0.2" in knobs  # whose loss says little in two epochs
     for path in Path("checkpoints").glob("step-*"):  # continue from the first, in the middle of an epoch
         if not path.name.startswith("step-00000003"):
             path.unlink()
-    again = told()
+    again = output_of()
     assert "checkpoints/step-00000003.pt" in again
     assert "step 4 of 16" in again
     assert whole.splitlines()[-1] == again.splitlines()[-1]  # the weights' fingerprint

@@ -12,7 +12,7 @@ import pytest
 def below(pid: int) -> list[int]:
     """All descendants of a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [one for child in map(int, children) for one in (child, *below(child))]
+    return [process for child in map(int, children) for process in (child, *below(child))]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -20,13 +20,13 @@ def test_no_worker_outlives_its_rank(number: signal.Signals, start: Callable) ->
     world = start("--epochs=300", "--input=loader")
     world.wait_for("epoch  2/300")
     rank = world.ranks[0]
-    left = below(rank.pid)
-    assert len(left) >= 3  # the server and its two workers
+    remaining = below(rank.pid)
+    assert len(remaining) >= 3  # the server and its two workers
     rank.send_signal(number)
     rank.wait(timeout=60)
     deadline = time.monotonic() + 30
-    while left := [pid for pid in left if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]:
-        assert time.monotonic() < deadline, left
+    while remaining := [pid for pid in remaining if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]:
+        assert time.monotonic() < deadline, remaining
         time.sleep(0.05)
 
 

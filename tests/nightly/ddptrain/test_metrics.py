@@ -43,7 +43,7 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     assert beat.step == 8
     families = read(folder)
     ours = {metric.name.removesuffix("_total"): metric for metric in CATALOGUE if of_here(metric)}
-    assert {name: family.type for name, family in families.items()} == {name: one.kind for name, one in ours.items()}
+    assert {name: family.type for name, family in families.items()} == {name: item.kind for name, item in ours.items()}
     values = values_of(folder)
     assert values["ddp_steps_total",] == 8
     assert values["ddp_samples_total",] == 128
@@ -64,7 +64,7 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     assert values["ddp_training_info", "none", "synthetic", "cpu", "simple"] == 1
     assert values["ddp_planned_steps",] == 8
     assert values["ddp_model_flops_total",] > 0
-    num_on_gpu = sum(len(next(iter(one.labels.values()), ("",))) for one in OF_A_RANK if one.needs_gpu)
+    num_on_gpu = sum(len(next(iter(item.labels.values()), ("",))) for item in OF_A_RANK if item.needs_gpu)
     assert len(values) + num_on_gpu <= 80  # the budget of a rank
     accuracy = float(ended.out.splitlines()[-4].split()[2]) / 100
     assert round(values["ddp_eval_accuracy_ratio", "test"], 4) == round(accuracy, 4)
@@ -96,7 +96,7 @@ def test_the_phases_of_two_ranks_add_up_to_their_steps(train: Callable[..., list
         command=("-c", pick),
         environ={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "rank-"), "DDP_LOST_BEFORE": "rendezvous=1.5,hang=40"},
     )
-    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    assert [(process.code, process.err) for process in ended] == [(0, "")] * 2
     for rank, folder in enumerate(folders):
         values = values_of(folder)
         phases = {phase: values["ddp_step_phase_seconds_total", phase] for phase in STEP_PHASES}
@@ -107,9 +107,9 @@ def test_the_phases_of_two_ranks_add_up_to_their_steps(train: Callable[..., list
         assert values["ddp_comm_seconds_total", "exposed"] == pytest.approx(phases["comm_exposed"])
         assert values["ddp_unproductive_seconds_total", "rendezvous"] == 1.5
         assert values["ddp_unproductive_seconds_total", "hang"] == 40
-        told = {metric.name.removesuffix("_total") for metric in CATALOGUE if of_here(metric)}
+        exported = {metric.name.removesuffix("_total") for metric in CATALOGUE if of_here(metric)}
         of_rank_0 = {metric.name.removesuffix("_total") for metric in CATALOGUE if metric.by_rank_0}
-        assert set(read(folder)) == (told if rank == 0 else told - of_rank_0)
+        assert set(read(folder)) == (exported if rank == 0 else exported - of_rank_0)
 
 
 def test_a_start_from_a_checkpoint_tells_which_one(train: Callable[..., list], tmp_path: Path) -> None:
@@ -131,9 +131,11 @@ def test_steps_that_are_taken_again_are_no_progress(train: Callable[..., list], 
     folder = tmp_path / "metrics"
     folder.mkdir()
     environ = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "DDP_STEPS_BEFORE": "8"}
-    said = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
-    assert train(*TINY, "--epochs=2", environ=environ | said)[0].code == 0
-    (event,) = (one for one in read_events((tmp_path / "events.jsonl").read_text()) if one.event == "started_over")
+    output = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
+    assert train(*TINY, "--epochs=2", environ=environ | output)[0].code == 0
+    (event,) = (
+        entry for entry in read_events((tmp_path / "events.jsonl").read_text()) if entry.event == "started_over"
+    )
     assert event.facts == {"steps": 8}, "there was no checkpoint"
     values = values_of(folder)
     assert values["ddp_productive_seconds_total",] == 0

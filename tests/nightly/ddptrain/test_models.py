@@ -1,3 +1,4 @@
+# ruff: noqa: N803, N806 - tensors carry their shape in their name
 """Models against those that they are named after, and what does not go with them."""
 
 import sys
@@ -7,12 +8,14 @@ import pytest
 import torch
 from tests.messages import assert_names
 from tests.unit.ddptrain.test_models import CIFAR, DIGITS, MNIST, saved
+from torch import nn
 
 from ddptrain import models
 from ddptrain.config import ModelOptions
 from ddptrain.data.base import ImageShape
 from ddptrain.errors import TrainError
 from ddptrain.models import build_model
+from ddptrain.training_state import sample_flops
 
 
 def test_resnet18_is_named_as_torchvision_names_it() -> None:
@@ -37,8 +40,8 @@ def test_the_tutorials_own_give_the_same_numbers_and_gradients(name: str, shape:
     images = torch.rand(4, shape.channels, shape.size_px, shape.size_px, dtype=torch.float64)
     for model in (theirs, ours):
         torch.nn.functional.cross_entropy(model(images), torch.arange(4)).backward()
-    for one, other in zip(theirs.parameters(), ours.parameters(), strict=True):
-        assert torch.allclose(one.grad, other.grad, rtol=1e-9, atol=1e-12)
+    for parameter, other in zip(theirs.parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(parameter.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "convnet"])
@@ -95,3 +98,21 @@ def test_a_file_without_pretrained_weights_is_refused(name: str, code: int, tmp_
         load()
     assert error.value.code == code
     assert_names(error.value, "--pretrained")
+
+
+def test_attention_is_counted() -> None:
+    class Attention(nn.Module):
+        def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+            tokens_BHSD = images_BCHW.reshape(1, 2, 8, 16)
+            return nn.functional.scaled_dot_product_attention(tokens_BHSD, tokens_BHSD, tokens_BHSD)
+
+    scores = values = 2 * (2 * 8 * 8 * 16)
+    assert sample_flops(Attention(), torch.zeros(1, 4, 8, 8)) == 3 * (scores + values)
+
+
+def test_a_model_that_takes_no_single_image_is_not_counted() -> None:
+    class Choosy(nn.Module):
+        def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+            raise ValueError(f"a batch of {len(images_BCHW)}")
+
+    assert sample_flops(Choosy(), torch.zeros(1, 3, 8, 8)) == 0

@@ -2,10 +2,12 @@
 
 import copy
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.unit.ddptrain.test_optimizer import HOW, gradients, small_model
+from tests.unit.ddptrain.test_optimizer import HOW, small_model
+from torch import nn
 
 from ddptrain.optimizer import build_optimizer, match_strides
 
@@ -24,7 +26,7 @@ def test_moments_of_the_other_memory_format_belong_to_their_weights(name: str, f
         optimizer.step()
         saved = optimizer.state_dict()
         for state in saved["state"].values():
-            state.update({key: one.to(memory_format=moments) for key, one in state.items() if one.dim() == 4})
+            state.update({key: item.to(memory_format=moments) for key, item in state.items() if item.dim() == 4})
         optimizer.load_state_dict(saved)
         match_strides(optimizer)
         weight.grad = weight.grad.flip(0)
@@ -47,8 +49,11 @@ def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
     for weight, state in optimizer.state.items():
         assert state["momentum_buffer"].stride() == weight.stride()
     groups = [
-        {"params": [one for one in theirs.parameters() if one.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
+        {
+            "params": [parameter for parameter in theirs.parameters() if parameter.ndim >= 2],
+            "weight_decay": weight_decay,
+        },
+        {"params": [parameter for parameter in theirs.parameters() if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     plain = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True)
     for step in range(4):
@@ -62,7 +67,39 @@ def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
             assert torch.equal(weight, other)
             assert torch.equal(
                 *(
-                    one.state[of].get("momentum_buffer", torch.zeros(()))
-                    for one, of in ((optimizer, weight), (plain, other))
+                    parameter.state[of].get("momentum_buffer", torch.zeros(()))
+                    for parameter, of in ((optimizer, weight), (plain, other))
                 )
             )
+
+
+def test_an_overflow_in_the_first_step_leaves_the_moments_at_0(filled_with_nan: None) -> None:
+    model = small_model()
+    before = copy.deepcopy(model)
+    optimizer, scaler = build_optimizer(model, dataclasses.replace(HOW, name="sgd")), torch.amp.GradScaler("cpu")
+    for scale in (float("inf"), 1.0):
+        gradients(model, scale * float(scaler.scale(torch.ones(()))))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if scale != 1.0:
+            moments = [state["momentum_buffer"] for state in optimizer.state.values()]
+            assert all(torch.equal(parameter, torch.zeros_like(parameter)) for parameter in moments)
+            assert all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    assert not torch.equal(next(model.parameters()), next(before.parameters()))
+
+
+def gradients(model: nn.Module, scale: float = 1.0) -> None:
+    loss = scale * model(torch.randn(4, 3, 8, 8)).square().sum()
+    model.zero_grad()
+    loss.backward()
+
+
+@pytest.fixture
+def filled_with_nan() -> Iterator[None]:
+    """Memory that is not initialised holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)

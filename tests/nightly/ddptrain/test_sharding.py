@@ -108,19 +108,19 @@ def test_the_strategies_agree_and_read_each_others_checkpoints(start: Start, tmp
     options = (*OPTIONS, "--accumulate=2", "--batch-size=5")  # rank 0 has two parts of it, the others one
     ended = start("train", ".", str(STEPS), *options, "--recompute", size=4, node_size=2, command=SCRIPT).end()
     assert [rank.code for rank in ended] == [0] * 4, ended[0].err
-    found = json.loads(ended[0].out)
+    results = json.loads(ended[0].out)
     for strategy, shards in (("ddp", 1), ("fsdp", 4), ("hybrid", 2)):
-        one = found[strategy]
-        assert one["losses"] == pytest.approx(found["ddp"]["losses"], rel=1e-5)
-        assert one["bits"] == pytest.approx(found["ddp"]["bits"], rel=1e-5)
-        assert set(one["read by"].values()) == {one["digest"]}
+        result = results[strategy]
+        assert result["losses"] == pytest.approx(results["ddp"]["losses"], rel=1e-5)
+        assert result["bits"] == pytest.approx(results["ddp"]["bits"], rel=1e-5)
+        assert set(result["read by"].values()) == {result["digest"]}
         size = TrainingSize(num_parameters=42368, optimizer="adamw", dtype="fp32", shards_all=shards)
-        expected = {what: size for what, size, _ in size.rows()}
-        for measured in one["bytes"]:
-            assert all(size == pytest.approx(expected[what], rel=0.1) for what, size in measured.items())
+        expected = {quantity: size for quantity, size, _ in size.rows()}
+        for measured in result["bytes"]:
+            assert all(size == pytest.approx(expected[quantity], rel=0.1) for quantity, size in measured.items())
     for size in (1, 3):  # with 3 ranks, some rows are from two shards, and the last rank has fewer rows
         ended = start("read", ".", str(STEPS), *options, size=size, command=SCRIPT).end()
-        assert set(json.loads(ended[0].out).values()) == {found["fsdp"]["digest"]}
+        assert set(json.loads(ended[0].out).values()) == {results["fsdp"]["digest"]}
 
 
 def test_killed_ranks_go_on_to_the_same_weights(
@@ -139,8 +139,8 @@ def test_killed_ranks_go_on_to_the_same_weights(
     other = train(*options, "--optimizer=sgd", "--allow-changed-config", size=2)
     assert [rank.code for rank in other] == [78] * 2
 
-    def command(*words: str) -> subprocess.CompletedProcess[bytes]:
-        done = forks.run(["-m", "ddptrain", *words], env=os.environ, cwd=tmp_path, timeout=120)
+    def command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        done = forks.run(["-m", "ddptrain", *arguments], env=os.environ, cwd=tmp_path, timeout=120)
         assert done.returncode == 0, done.stderr
         return done
 

@@ -107,10 +107,10 @@ def test_one_plain_process(strategy: str, tmp_path: Path) -> None:
 def test_a_master_that_no_name_server_knows(train: Train) -> None:
     environ = {"MASTER_ADDR": "nowhere.invalid"}
     ended = train("--timeout=1", size=2, environ=environ)
-    for one in ended:
-        reason = one.err.partition("; ")[0].rpartition(": ")[2]  # the resolver's
-        assert one.code == 69
-        assert_names(one.err.replace(f": {reason}; ", ": REASON; "), "2", "MASTER_ADDR", "1", "--timeout")
+    for rank in ended:
+        reason = rank.err.partition("; ")[0].rpartition(": ")[2]  # the resolver's
+        assert rank.code == 69
+        assert_names(rank.err.replace(f": {reason}; ", ": REASON; "), "2", "MASTER_ADDR", "1", "--timeout")
 
 
 def test_a_master_where_nobody_listens() -> None:
@@ -130,7 +130,7 @@ def test_a_master_where_nobody_listens() -> None:
 
 def test_mpi_is_refused_where_torch_has_none(train: Train) -> None:
     ended = train("--backend=mpi", size=2)
-    assert [(one.code, one.out) for one in ended] == [(78, "")] * 2
+    assert [(rank.code, rank.out) for rank in ended] == [(78, "")] * 2
     assert ended[1].err == ""
     assert_names(ended[0].err, "--backend")
 
@@ -178,12 +178,12 @@ def test_a_signal_to_one_rank_is_reported_as_a_stop_of_that_rank(tmp_path: Path)
         assert process.wait(90) == 143
     finally:
         process.kill()
-    stopped, said = (tmp_path / "out").read_text().splitlines()[-2:]
+    stopped, output = (tmp_path / "out").read_text().splitlines()[-2:]
     assert_names(re.sub(r"(?<=step[ -])\d+", "N", stopped), "SIGTERM", "rank 1", "13500", "step-N.pt")
-    assert_names(said, "rank 1", "SIGTERM", "143", "node 0", "node-0")
+    assert_names(output, "rank 1", "SIGTERM", "143", "node 0", "node-0")
     outcome = read_outcome((tmp_path / "node-0/outcome.json").read_text())
     assert (outcome.cause, outcome.rank, outcome.retry) == ("stopped", 1, True)
-    assert outcome.message in said
+    assert outcome.message in output
 
 
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
@@ -205,10 +205,10 @@ def test_a_terminal_that_is_closed_stops_a_training_saved(terminal: str, tmp_pat
             start_new_session=True,
         )
     os.close(end_fd)
-    said = b""
+    output = b""
     try:
-        while b"epoch  1/300" not in said:
-            said += os.read(terminal_fd, 4096)
+        while b"epoch  1/300" not in output:
+            output += os.read(terminal_fd, 4096)
         os.close(terminal_fd)
         assert process.wait(90) == 143
     finally:

@@ -1,5 +1,6 @@
 """The rank that the others wait for is named, and no other ever."""
 
+import random
 import re
 import socket
 from collections.abc import Callable
@@ -7,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.messages import assert_names
+from tests.unit.ddptrain.test_straggler import reports
 
+from ddptrain.straggler import COMPARISON_S, LASTING_S, StragglerPolicy
 from ddpwire.events import read_events
 
 HOST = socket.gethostname()
@@ -36,7 +39,7 @@ def test_named_within_20_long_steps_five_of_five_and_nobody_in_1000_healthy_ones
 ) -> None:
     command = (str(Path(__file__).with_name("straggling.py")), str(step_s))
     ended = train(size=size, command=command, environ={"NODE_RANK": "3"})
-    assert [(one.code, one.err) for one in ended] == [(0, "")] * size
+    assert [(rank.code, rank.err) for rank in ended] == [(0, "")] * size
     lines = ended[0].out.splitlines()
     assert len(lines) == 10
     for spell, (slow, again) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
@@ -66,3 +69,21 @@ def step_of(line: str) -> int:
 
 def without_numbers(line: str) -> str:
     return re.sub(r"[\d.]+ times", "N times", line.replace(f"step {step_of(line)}:", "step N:")).replace(HOST, "HOST")
+
+
+def test_no_more_false_reports_than_stated_by_chance_alone() -> None:
+    """Healthy ranks that are slow in one of ten comparisons: 0.5 reports are expected of 50,000."""
+    chance = random.Random(0)
+    policy = StragglerPolicy(2)
+    comparisons = (tuple(0.3 if chance.random() < 0.1 else 0.1 for _ in range(2)) for _ in range(50_000))
+    assert sum(1 for events in reports(policy, *comparisons) for event in events if event.ratio) <= 3
+
+
+def test_short_steps_are_joined_and_one_fast_step_clears_a_rank() -> None:
+    policy = StragglerPolicy(2)
+    slow = [policy.update((0.01, 0.03), seconds=0.1) for _ in range(80)]
+    (named,) = (number for number, events in enumerate(slow) if events)
+    assert LASTING_S / 0.1 - 1 <= named <= (LASTING_S + 2 * COMPARISON_S) / 0.1
+    policy = StragglerPolicy(2)
+    own_s = [(0.01, 0.01 if number % 5 == 0 else 0.03) for number in range(200)]
+    assert not any(policy.update(seconds, seconds=0.1) for seconds in own_s)

@@ -67,8 +67,8 @@ def test_what_fit_recommends_is_a_training_that_ddptrain_takes(capsys: pytest.Ca
     shape = ["--model=gpt", "--layers=24", "--width=2048", "--heads=16", "--optimizer=adamw", "--batch-size=8"]
     assert fit([*shape, "--memory=8GB"]) == 78
     command = re.findall(r"^  ddpctl launch --gpus (\d+) -- (.*)$", capsys.readouterr().out, re.M)
-    ranks, words = int(command[0][0]), command[0][1].split()
-    options = parse_options(words, {})
+    ranks, arguments = int(command[0][0]), command[0][1].split()
+    options = parse_options(arguments, {})
     assert (options.ranks.strategy, options.model.layers, options.training.batch_size) == ("fsdp", 24, 8 * ranks)
     recompute = ["--recompute"] if options.model.recompute else []
     assert fit([*shape, "--memory=8GB", "--strategy=fsdp", f"--ranks={ranks}", *recompute]) == 0

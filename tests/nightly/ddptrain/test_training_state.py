@@ -14,7 +14,7 @@ def test_an_epoch_is_a_point(train: Callable[..., list], tmp_path: Path) -> None
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     ended = train(*TINY, "--epochs=3", "--tensorboard=board", size=2)
-    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    assert [(rank.code, rank.err) for rank in ended] == [(0, "")] * 2
     assert len(list((tmp_path / "board").iterdir())) == 1
     events = EventAccumulator(str(tmp_path / "board"))
     events.Reload()

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from tests.messages import assert_names
+from tests.unit.ddptrain import test_verbs
 
 from ddptrain import memory_estimate
 from ddptrain.errors import TrainError
@@ -49,9 +50,9 @@ def test_a_number_of_parameters(text: str, value: float) -> None:
     ],
 )
 def test_wrong_arguments_of_fit_are_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as ended:
         memory_estimate.main(arguments.split())
-    assert left.value.code == 2
+    assert ended.value.code == 2
     assert_names(capsys.readouterr().err, "ddptrain fit --help")
 
 
@@ -83,3 +84,15 @@ def test_a_model_of_ours_is_measured(capsys: pytest.CaptureFixture[str]) -> None
     out = capsys.readouterr().out
     assert out.splitlines()[0] == first.replace("amp", "fp32")
     assert_names(next(line for line in out.splitlines() if line.startswith("  DDP's buckets ")), "42.6", "11,173,962")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fact"),
+    [
+        pytest.param("--spawn 1000000", 2, "--spawn", id="spawn-too-many"),
+        pytest.param("--spawn 2 --rank 0 --world-size 2", 2, "--spawn", id="spawn-and-rank"),
+        pytest.param("export run weights.bin", 2, "--help", id="export-of-an-unknown-format"),
+    ],
+)
+def test_arguments_with_which_nothing_can_start(tmp_path, arguments, code, fact):
+    test_verbs.test_arguments_with_which_nothing_can_start(tmp_path, arguments, code, fact)

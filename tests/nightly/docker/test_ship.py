@@ -55,9 +55,9 @@ def hosts(tmp_path: Path, home: Path, docker_env: dict[str, str]) -> Iterator[li
             own = Path(stack.enter_context(TemporaryDirectory(prefix="ddpctl-test-docker-")))
             lone = ("--bridge=none", "--iptables=false")
             env = stack.enter_context(docker_lab.dockerd(own, *lone))
-            there = {**env, "HOME": str(box.home)}  # its own Docker is what docker means there
-            docker_lab.docker(there, "context", "create", "own", f"--docker=host={env['DOCKER_HOST']}")
-            docker_lab.docker({k: v for k, v in there.items() if k != "DOCKER_HOST"}, "context", "use", "own")
+            environ = {**env, "HOME": str(box.home)}  # its own Docker is what docker means there
+            docker_lab.docker(environ, "context", "create", "own", f"--docker=host={env['DOCKER_HOST']}")
+            docker_lab.docker({k: v for k, v in environ.items() if k != "DOCKER_HOST"}, "context", "use", "own")
             cache = box.home / ".cache" / "ddpctl" / "images"
             made.append(There(name=f"{getpass.getuser()}@{box.address}:{port}", cache=cache, env=env))
         yield made
@@ -103,18 +103,18 @@ def test_a_ship_a_smaller_one_and_one_that_was_cut_off(
     # The first was cut off in the middle of its largest layer, the second got a byte that is wrong.
     for host in hosts:
         largest = max(host.cache.iterdir(), key=lambda path: path.stat().st_size)
-        there = largest.read_bytes()
+        content = largest.read_bytes()
         largest.unlink()
-        flipped = bytes([there[1000] ^ 0xFF])
-        broken = there[: len(there) // 2] if host is hosts[0] else there[:1000] + flipped + there[1001:]
+        flipped = bytes([content[1000] ^ 0xFF])
+        broken = content[: len(content) // 2] if host is hosts[0] else content[:1000] + flipped + content[1001:]
         largest.with_name(f"{largest.name}.part").write_bytes(broken)
         host.forget()
     third, output = ship(*names, code=69)
-    assert (third[0], hosts[0].image_id()) == (len(there) - len(there) // 2, second_id)
+    assert (third[0], hosts[0].image_id()) == (len(content) - len(content) // 2, second_id)
     address = names[1].partition("@")[2].partition(":")[0]
     assert f"{address}: layer {largest.name[:12]} " in output
     assert output.splitlines()[-1].endswith(f"1 of 2 hosts: {address}")
 
     fourth, output = ship(names[1], f"127.0.1.3:{free_port()}", code=69)
-    assert (fourth[0] >= len(there), hosts[1].image_id()) == (True, second_id), output
+    assert (fourth[0] >= len(content), hosts[1].image_id()) == (True, second_id), output
     assert "127.0.1.3" in output.splitlines()[-1]

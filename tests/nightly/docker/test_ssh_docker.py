@@ -78,8 +78,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory, packed_image: Path) -> Iterato
         for machine in rest:
             own = Path(tempfile.mkdtemp(prefix="dock-"))  # short: containerd's sockets lie deep in it
             variables = {"DOCKER_HOST": f"unix://{own}/docker.sock"}
-            there = box(folder / machine.name, person, address=machine.address, machine=machine, environ=variables)
-            dock = Dock(machine=machine, box=stack.enter_context(there), folder=own, env=environ(own / "docker.sock"))
+            host_box = box(folder / machine.name, person, address=machine.address, machine=machine, environ=variables)
+            dock = Dock(
+                machine=machine, box=stack.enter_context(host_box), folder=own, env=environ(own / "docker.sock")
+            )
             stack.callback(shutil.rmtree, own, ignore_errors=True)
             stack.callback(dock.stop)
             dock.start()

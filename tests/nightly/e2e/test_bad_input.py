@@ -1,6 +1,8 @@
 """More rows of bad input than tests/e2e/test_bad_input.py has, secrets in plain sight, and what is not refused."""
 
+import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -68,12 +70,12 @@ def test_a_spec_may_name_a_script_of_its_image(tmp_path: Path) -> None:
         "targets:\n  image: {kind: kubernetes, project: []}\n  slurm: {kind: slurm, runtime: apptainer}\n"
         "job: {image: train.sif}\n"
     )
-    for words in (
+    for arguments in (
         ("-t", "image", "--", "no.py"),
         ("-t", "kubernetes", "--", "/app/no.py"),
         ("-t", "slurm", "--", "/app/no.py"),
     ):
-        done = in_process("render", *words, cwd=tmp_path)
+        done = in_process("render", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -137,3 +139,12 @@ def test_an_error_of_all_ranks_is_printed_once(option: str, code: int, tmp_path:
     assert option.partition("=")[2].partition(" ")[0].format(tmp_path) in outcome.message
     assert log.count(f"[node0] {outcome.message}") == 1
     assert "Traceback" not in log + done.stderr
+
+
+def test_a_taken_port_names_its_holder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = in_process("launch", "--port", str(port), cwd=tmp_path)
+    assert done.returncode == 69
+    assert re.search(rf"\b{port}\b.*\bpid {os.getpid()}\b", done.stderr), done.stderr
+    assert [path.name for path in tmp_path.glob("runs/*")] == []

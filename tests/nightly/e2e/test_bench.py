@@ -3,9 +3,10 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
-from tests.e2e.driver import ddpctl, processes_of, start
+from tests.e2e.driver import DDPCTL, ddpctl, processes_of, start
 
 from ddpwire.log_record import unpack_result
 
@@ -48,3 +49,14 @@ def test_ctrl_c_of_a_bench_leaves_nothing(tmp_path: Path) -> None:
     assert attached.returncode == 130, output
     assert processes_of(run) == {}
     assert not (tmp_path / "runs" / run).exists()
+
+
+def test_bench_into_a_closed_pipe_ends_quietly_and_has_its_result(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*DDPCTL, "bench", "--nodes", "2", "--sizes", "64K"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=240)
+    os.close(writing)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != "."] == []
+    assert (tmp_path / "runs/.checks/bench-local.json").is_file()

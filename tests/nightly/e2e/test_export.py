@@ -33,7 +33,7 @@ def test_export_refuses_a_run_without_checkpoints_of_ddptrain(tmp_path: Path) ->
     assert [
         fact for fact in ("'plain'", "ends.py", f"{tmp_path}/runs/plain/checkpoints") if fact not in done.stderr
     ] == []
-    for words, code in ((("plain", "weights.bin"), 2), (("other",), 66)):
-        done = in_process("export", *words, cwd=tmp_path)
+    for arguments, code in ((("plain", "weights.bin"), 2), (("other",), 66)):
+        done = in_process("export", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (code, "")
     assert not (tmp_path / "weights.pt").exists()

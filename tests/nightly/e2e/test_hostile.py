@@ -72,9 +72,9 @@ def test_stop_reaches_a_ddprun_that_has_not_started(slow_python: str, how: tuple
     assert ddpctl("launch", "-f", slow_python, "--detach", "--nodes", "2", "--name", "late", "--", IDLE).returncode == 0
     stopped = ddpctl("stop", "late", *how)
     assert stopped.returncode == 0
-    killed, asked = KILLED_ON_REQUEST, stopped_before_start(signal.SIGTERM, 0)
+    killed, stopped_by_request = KILLED_ON_REQUEST, stopped_before_start(signal.SIGTERM, 0)
     state = json.loads(ddpctl("status", "late", "--json").stdout)
-    end = killed if how or state["code"] == killed.code else asked  # asked: it came within its grace
+    end = killed if how or state["code"] == killed.code else stopped_by_request  # asked: it came within its grace
     assert (state["state"], state["code"], state["outcome"]["message"]) == ("stopped", end.code, end.message)
     assert re.search(rf"^run 'late' stopped\b.*\b{end.code}\b", stopped.stderr, re.M), stopped.stderr
     time.sleep(2.5)

@@ -89,11 +89,11 @@ def test_a_function_may_be_launched_again_and_names_its_runs(kernel: Kernel) -> 
     assert (answer.error, answer.text.splitlines()[-1]) == ("", "[4.0, 4.0]")
     assert not processes_of("first")
     assert not processes_of("second")
-    left = kernel.run(
+    remaining = kernel.run(
         "import pathlib, os; print([p.name for p in pathlib.Path(os.environ['DDPCTL_STATE_DIR']).glob('.calls/*')])\n"
         "try:\n    print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError as error:\n    print(error)"
     )
-    assert left.text == "[]\n[Errno 10] No child processes\n"
+    assert remaining.text == "[]\n[Errno 10] No child processes\n"
 
 
 def line_of(text: str, start: str) -> str:
@@ -107,9 +107,9 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def ddpctl_here(*words: str) -> str:
+def ddpctl_here(*arguments: str) -> str:
     """What ddpctl says of the kernel's runs."""
-    done = subprocess.run([sys.executable, "-m", "ddpctl", *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "ddpctl", *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -234,9 +234,9 @@ def test_a_packed_function_runs_in_ranks_that_are_not_forked(tmp_path: Path) -> 
         "def called(x):\n    import os\n    return x + int(os.environ['WORLD_SIZE'])", namespace
     )
     file.write_bytes(pack(namespace["called"], (40,), {}))  # type: ignore[arg-type]
-    words = ["--nproc-per-node", "2", "--exec", "-m", "ddpctl.notebook.rank_main", str(file)]
+    arguments = ["--nproc-per-node", "2", "--exec", "-m", "ddpctl.notebook.rank_main", str(file)]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ddprun", *words],
+        [sys.executable, "-P", "-m", "ddprun", *arguments],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

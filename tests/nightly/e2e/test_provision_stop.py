@@ -38,16 +38,16 @@ def test_ctrl_c_of_provision_leaves_no_process(silent: str, tmp_path: Path, monk
     monkeypatch.setenv("ANSIBLE_SSH_ARGS", "-F none -o BatchMode=yes")
     (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
     (tmp_path / "ddpctl.yaml").write_text(f"targets: {{boxes: {{kind: ssh, runtime: none, hosts: ['me@{silent}']}}}}\n")
-    words = ("-f", str(tmp_path / "ddpctl.yaml"), "-t", "boxes", "--public-key", str(tmp_path / "me.pub"))
-    process = start("provision", *words)
+    arguments = ("-f", str(tmp_path / "ddpctl.yaml"), "-t", "boxes", "--public-key", str(tmp_path / "me.pub"))
+    process = start("provision", *arguments)
     try:
         wait_until(lambda: any(line.startswith("ssh ") for line in with_state(state).values()), "Ansible's ssh", 300)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         output = process.communicate(timeout=60)[0]
     finally:
         process.kill()
-        left = with_state(state)
-        for pid in left:
+        remaining = with_state(state)
+        for pid in remaining:
             os.kill(pid, signal.SIGKILL)
-    assert (left, process.returncode) == ({}, 130), output
+    assert (remaining, process.returncode) == ({}, 130), output
     assert "Traceback" not in output

@@ -208,7 +208,7 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
         place = (*place, "--master-addr", "127.0.0.1", "--master-port", port) if case.nodes else ()
         return ["-m", *launcher_words, *place, *case.options, *case.command]
 
-    words, *others = (words_of(node, count) for node, count in enumerate(case.nodes or (1,)))
+    arguments, *others = (words_of(node, count) for node, count in enumerate(case.nodes or (1,)))
     with tempfile.TemporaryDirectory() as temporary:  # a short path, as sockets need it
         env = {name: os.environ[name] for name in ("HOME",) if name in os.environ}
         # As in an environment that is not activated.
@@ -218,9 +218,9 @@ def launch(case: Case, launcher: str, folder: Path) -> Ended:
         if case.executed:
             env["PYTHONPATH"] += f"{os.pathsep}{folder}"  # for sitecustomize
             shell = ["/bin/sh", "-c", 'LAUNCHER_PID=$$ exec "$@"', "sh", sys.executable]
-            process = subprocess.Popen([*shell, *words], cwd=folder, env=env, start_new_session=True, **pipes)
+            process = subprocess.Popen([*shell, *arguments], cwd=folder, env=env, start_new_session=True, **pipes)
         else:
-            process = forks.start(words, cwd=folder, env=env, **pipes)
+            process = forks.start(arguments, cwd=folder, env=env, **pipes)
         silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         nodes = [forks.start(other, cwd=folder, env=env, **silent) for other in others]
         with process:

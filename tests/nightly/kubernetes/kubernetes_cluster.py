@@ -35,12 +35,12 @@ def why_not() -> str | None:
     return None if done.returncode == 0 else f"{HOW} (it does not answer: {done.stderr.strip().splitlines()[-1]})"
 
 
-def wait_until(true: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+def wait_until(true: Callable[[], Any], event: str, timeout_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}"
+    while not (answer := true()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {event}"
         time.sleep(1)
-    return found
+    return answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +59,30 @@ class Cluster:
         assert done.returncode == 0 or not check, f"{' '.join(argv)}: {done.stderr}"
         return done.stdout
 
-    def get(self, what: str, *rest: str) -> list[dict[str, Any]]:
-        answer = json.loads(self.run("get", what, *rest, "--output", "json"))
-        found: list[dict[str, Any]] = answer.get("items", [answer])
-        return found
+    def get(self, resource: str, *rest: str) -> list[dict[str, Any]]:
+        answer = json.loads(self.run("get", resource, *rest, "--output", "json"))
+        objects: list[dict[str, Any]] = answer.get("items", [answer])
+        return objects
 
     def pods(self, run: str) -> dict[str, str]:
         """uid by the node's number, of pods that run."""
-        found = {}
+        listed = {}
         for pod in self.get("pods", "--selector", f"ddpctl.run={run}"):
             labels, status = pod["metadata"]["labels"], pod["status"]
             index = labels.get("training.kubeflow.org/replica-index") or labels.get(
                 "batch.kubernetes.io/job-completion-index", "0"
             )
             if status.get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
-                found[index] = pod["metadata"]["uid"]
-        return found
+                listed[index] = pod["metadata"]["uid"]
+        return listed
 
     def restarts(self, run: str, uids: Collection[str]) -> int:
         """How often the containers of these pods were started again."""
         pods = self.get("pods", "--selector", f"ddpctl.run={run}")
-        found = [one for pod in pods if pod["metadata"]["uid"] in uids for one in pod["status"]["containerStatuses"]]
-        return sum(one["restartCount"] for one in found)
+        counts = [
+            entry for pod in pods if pod["metadata"]["uid"] in uids for entry in pod["status"]["containerStatuses"]
+        ]
+        return sum(entry["restartCount"] for entry in counts)
 
     def pod_name(self, run: str, uid: str) -> str:
         pods = self.get("pods", "--selector", f"ddpctl.run={run}")
@@ -145,14 +147,14 @@ class Cluster:
         wait_until(
             lambda: self.get(f"pod/{name}")[0]["status"].get("phase") in ("Succeeded", "Failed"), f"the pod {name}"
         )
-        said = self.run("logs", name)
+        output = self.run("logs", name)
         self.run("delete", "pod", name)
-        return said
+        return output
 
 
 def status(run: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(ddpctl("status", run, "--json").stdout)
-    return found
+    state: dict[str, object] = json.loads(ddpctl("status", run, "--json").stdout)
+    return state
 
 
 def logs(run: str, *options: str) -> str:

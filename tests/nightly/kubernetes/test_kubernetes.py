@@ -83,7 +83,7 @@ def shared(namespace: tuple[Cluster, bool]) -> None:
 
 def configuration(cluster: Cluster, path: Path, *, runtime: str | None = None, **job: object) -> Path:
     """A file for 2 x 2 CPU ranks."""
-    said = {
+    settings = {
         "job": {
             "name": "digits", "nodes": "2", "gpus": 2, "device": "cpu", "cpus": 1, "memory": "3Gi", "shm": "256Mi",
             "image": cluster.image, "mounts": [f"{cluster.volume}:/runs"], "grace": 20, **job,
@@ -93,7 +93,7 @@ def configuration(cluster: Cluster, path: Path, *, runtime: str | None = None, *
             "lab": {"kind": "kubernetes", "namespace": cluster.namespace, "workload": KIND, "runtime": runtime},
         },
     }  # fmt: skip
-    path.write_text(yaml.safe_dump(said))
+    path.write_text(yaml.safe_dump(settings))
     return path
 
 
@@ -110,8 +110,8 @@ def test_digits_on_two_pods_reach_98_percent_with_the_weights_of_one(cluster: Cl
     two = launch(cluster, tmp_path, name_of("two"), *SHORT, attached=True)
     assert float(re.search(r"test accuracy\s+([0-9.]+) %", two)[1]) >= 98.0  # type: ignore[index]
     assert re.search(r"world size\s+4\b", two)
-    one = launch(cluster, tmp_path, name_of("one"), *SHORT, attached=True, nodes="1", gpus=4)
-    assert fingerprint(one) == fingerprint(two)
+    single = launch(cluster, tmp_path, name_of("one"), *SHORT, attached=True, nodes="1", gpus=4)
+    assert fingerprint(single) == fingerprint(two)
     here = ddpctl("launch", "--target", "local", "--nodes", "2", "--gpus", "2", "--name", "here", "--", *SHORT)
     assert here.returncode == 0, here.stderr
     versions = [re.search(r"torch ([0-9.]+)", text) for text in (two, here.stdout + here.stderr)]
@@ -142,8 +142,8 @@ def test_the_checked_in_spec_works_as_it_stands(cluster: Cluster, tmp_path: Path
         done = ("Succeeded", "Complete")
         wait_until(
             lambda: [
-                one for one in cluster.get(f"{resource}/digits")[0].get("status", {}).get("conditions", ())
-                if one["type"] in done and one["status"] == "True"
+                condition for condition in cluster.get(f"{resource}/digits")[0].get("status", {}).get("conditions", ())
+                if condition["type"] in done and condition["status"] == "True"
             ],
             f"k8s/{spec}.yaml to end",
         )  # fmt: skip
@@ -215,13 +215,13 @@ def test_an_ended_runs_timeline_is_in_its_pods_logs(cluster: Cluster, tmp_path: 
 
 def followers_of(cluster: Cluster) -> list[str]:
     """The command lines of all processes that follow a pod of the namespace."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if cluster.namespace in words and "logs" in words:
-                found.append(" ".join(words))
-    return found
+            arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if cluster.namespace in arguments and "logs" in arguments:
+                processes.append(" ".join(arguments))
+    return processes
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -349,7 +349,9 @@ def test_a_machine_that_is_lost_costs_its_pod_alone(cluster: Cluster, tmp_path: 
     wait_until(lambda: (tmp_path / "runs" / run).exists() and step_of(run) >= 3, "the third epoch")
     before = cluster.pods(run)
     (pod,) = [
-        one for one in cluster.get("pods", "--selector", f"ddpctl.run={run}") if one["metadata"]["uid"] == before["1"]
+        listed
+        for listed in cluster.get("pods", "--selector", f"ddpctl.run={run}")
+        if listed["metadata"]["uid"] == before["1"]
     ]
     machine = pod["spec"]["nodeName"]
     subprocess.run(os.environ["DDPCTL_TEST_LOSE"].format(machine=machine), shell=True, check=True, timeout=60)  # noqa: S602

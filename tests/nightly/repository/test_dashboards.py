@@ -22,7 +22,7 @@ def test_grafana_s_own_model_reads_a_dashboard_without_loss(name: str) -> None:
 def test_rows_of_a_table_are_told_apart_by_labels_alone() -> None:
     """Grafana makes a column of a plain selector's name, and rows with different names are not one row."""
     for panel in (panel for name in DASHBOARDS for panel in panels(name) if panel["type"] == "table"):
-        bare = [one["expr"] for one in panel["targets"] if re.fullmatch(r"[\w:]+\{.*?\}", one["expr"])]
+        bare = [query["expr"] for query in panel["targets"] if re.fullmatch(r"[\w:]+\{.*?\}", query["expr"])]
         assert len(bare) <= 1, panel["title"]
 
 

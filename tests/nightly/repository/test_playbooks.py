@@ -8,14 +8,14 @@ from tests.unit.repository.test_playbooks import ANSIBLE, run
 
 
 def test_the_example_is_an_inventory_of_four_machines() -> None:
-    said = json.loads(run("ansible-inventory", "-i", "inventory.example.yaml", "--list").stdout)
+    output = json.loads(run("ansible-inventory", "-i", "inventory.example.yaml", "--list").stdout)
     hosts = [f"10.0.0.{i}" for i in (1, 2, 3, 4)]
-    assert {group: said[group]["hosts"] for group in ("nodes", "controller", "monitor")} == {
+    assert {group: output[group]["hosts"] for group in ("nodes", "controller", "monitor")} == {
         "nodes": hosts,
         "controller": hosts[:1],
         "monitor": hosts[:1],
     }
-    assert {host: said["_meta"]["hostvars"][host]["ddpctl_peer"] for host in hosts} == {host: host for host in hosts}
+    assert {host: output["_meta"]["hostvars"][host]["ddpctl_peer"] for host in hosts} == {host: host for host in hosts}
 
 
 def test_yamllint_finds_a_planted_fault(tmp_path: Path) -> None:

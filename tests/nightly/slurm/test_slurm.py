@@ -69,9 +69,9 @@ def test_a_rehearsal_as_a_job(site: Site) -> None:
 def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(site: Site, tmp_path: Path) -> None:
     checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
     program = ("ddptrain", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
-    there = site.ddpctl("launch", "-f", FILE, "--name", "night", "--", *program)
-    assert "continuing at step " in there
-    assert WEIGHTS.findall(there) == [exact.undisturbed((1, 4), exact.DIGITS)]
+    resumed = site.ddpctl("launch", "-f", FILE, "--name", "night", "--", *program)
+    assert "continuing at step " in resumed
+    assert WEIGHTS.findall(resumed) == [exact.undisturbed((1, 4), exact.DIGITS)]
 
 
 def test_the_guide_from_nothing_to_a_run(site: Site) -> None:

@@ -41,10 +41,10 @@ def boxes(tmp_path: Path) -> Iterator[tuple[Box, ...]]:
     port, person = free_port(), Person(tmp_path / "me")
     variables = {"PYTHONPATH": "", "UV_CACHE_DIR": str(Path.home() / ".cache/uv")}
     with (
-        box(tmp_path / "box1", person, address="127.0.0.2", port=port, environ=variables) as one,
+        box(tmp_path / "box1", person, address="127.0.0.2", port=port, environ=variables) as first,
         box(tmp_path / "box2", person, address="127.0.0.3", port=port, environ=variables) as two,
     ):
-        yield one, two
+        yield first, two
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def ddpctl(tmp_path: Path, boxes: tuple[Box, ...]) -> Ddpctl:
     hosts = ", ".join(f'"{each.address}:{each.port}"' for each in boxes)
     (project / "ddpctl.yaml").write_text(CONFIG.format(hosts))
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         env = {"HOME": str(tmp_path / "me"), "PATH": "/usr/bin:/bin", "PYTHONPATH": PACKAGES}
         env["DDPCTL_STATE_DIR"] = str(tmp_path / "runs")
-        argv = [sys.executable, "-P", "-m", "ddpctl", *words]
+        argv = [sys.executable, "-P", "-m", "ddpctl", *arguments]
         return subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True, timeout=900, check=False)
 
     return call

@@ -140,12 +140,12 @@ def test_the_ports_are_the_clusters_own(site: Site) -> None:
         first.sh(serve.format(port))
     wait_until(lambda: first.sh("ss -Hltn | grep -c -e :61234 -e :40000", check=False).strip() == "2", "the ports")
     inside, outside = second.machine.command(), site.laptop.command()
-    asked = (22, 61234, 40000, 9100)
-    assert [connects(inside, first.address, port) for port in asked] == ["connected"] * 4
+    ports = (22, 61234, 40000, 9100)
+    assert [connects(inside, first.address, port) for port in ports] == ["connected"] * 4
     closed = "No route to host"
-    stranger = [connects(outside, first.address, port, site.laptop.address) for port in asked]
+    stranger = [connects(outside, first.address, port, site.laptop.address) for port in ports]
     assert stranger == ["connected", closed, closed, closed]
-    monitor = [connects(outside, first.address, port, "10.77.0.99") for port in asked]
+    monitor = [connects(outside, first.address, port, "10.77.0.99") for port in ports]
     assert monitor == ["connected", closed, "connected", "connected"]
 
 
@@ -190,11 +190,13 @@ def test_storage_is_only_checked_without_a_kernel_of_its_own(site: Site) -> None
 def test_uninstall_leaves_nothing_but_the_user(site: Site) -> None:
     output = site.shown("ddpctl provision --login root --uninstall")
     assert recap(output) == [(box.address, "done") for box in site.good] * 2, output
-    left = (
+    remaining = (
         "ls /etc/nftables.d /etc/security/limits.d /etc/sysctl.d | grep ddpctl; nft list ruleset | grep ddpctl; id ddp"
     )
     for box in site.good:
-        lines = [line for line in box.sh(left).splitlines() if not line.startswith("# Warning: ")]  # nft, of Docker's
+        lines = [
+            line for line in box.sh(remaining).splitlines() if not line.startswith("# Warning: ")
+        ]  # nft, of Docker's
         assert [line.partition(" groups=")[0] for line in lines] == ["uid=10001(ddp) gid=10001(ddp)"]
 
 

@@ -42,7 +42,7 @@ def start(folder: Path, script: str, *flags: str) -> "subprocess.Popen[str]":
     )
 
 
-def left(folder: Path, host: Box) -> list[str]:
+def remaining(folder: Path, host: Box) -> list[str]:
     """Return what a rehearsal has left. Each import of torch makes an empty folder for its compiler."""
     places = (folder / "temporary", folder / "runs", host.home / ".ddpctl/runs")
     names = [path.name for place in places for path in place.glob("[!.]*") if not path.name.startswith("torchinductor")]
@@ -56,7 +56,7 @@ def test_a_fault_is_named_as_on_this_machine(tmp_path: Path, host: Box) -> None:
     assert process.returncode == 1, stderr
     rows = json.loads(stdout)["rows"]
     assert [row["id"] for row in rows if row["verdict"] == "fault"] == ["resume-optimizer"]
-    assert left(tmp_path, host) == []
+    assert remaining(tmp_path, host) == []
 
 
 def test_ctrl_c_ends_it_there_and_says_what_is_known(tmp_path: Path, host: Box) -> None:
@@ -68,7 +68,7 @@ def test_ctrl_c_ends_it_there_and_says_what_is_known(tmp_path: Path, host: Box) 
     assert process.returncode == 130, stderr
     rows = {row["id"]: row["verdict"] for row in json.loads(stdout)["rows"]}
     assert (rows["group"], rows["repeatable"]) == ("ok", "unknown")
-    assert left(tmp_path, host) == []
+    assert remaining(tmp_path, host) == []
 
 
 def test_a_path_that_the_host_does_not_have_is_named(tmp_path: Path, host: Box) -> None:
@@ -76,4 +76,4 @@ def test_a_path_that_the_host_does_not_have_is_named(tmp_path: Path, host: Box) 
         _, stderr = process.communicate(timeout=300)
     assert process.returncode == 66
     assert "images: no such file" in stderr
-    assert {*left(tmp_path, host)} == {path.name for path in (tmp_path / "runs").glob("rehearse-*")}  # for its log
+    assert {*remaining(tmp_path, host)} == {path.name for path in (tmp_path / "runs").glob("rehearse-*")}  # for its log

@@ -1,6 +1,7 @@
 """The target ssh with real sshds: a laptop and two machines out of network namespaces, runtime none. Needs root."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -17,7 +18,8 @@ import exact
 import pytest
 from bench.measuring import runtime_files
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
-from tests.cluster.ssh_lab import ROOT_MISSING
+from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
+from tests.cluster.test_ssh import addresses
 from tests.e2e.driver import PACED, ROOT, SCRIPTS, wait_until
 from tests.nightly.ddpctl.test_profile import check_chrome_trace
 
@@ -36,17 +38,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """The lab, without runs of an earlier test; a test that leaves a process behind fails."""
     monkeypatch.setenv("PATH", built.variables["PATH"])
-    for folder in (built.folder / "runs", *(box.home / ".ddpctl" for box in built.boxes)):
+    for folder in (built.folder / "runs", *(each.home / ".ddpctl" for each in built.boxes)):
         shutil.rmtree(folder, ignore_errors=True)
     (built.person.home / ".ssh/config").unlink(missing_ok=True)
     built.write()
     yield built
     names = [path.name for path in (built.folder / "runs").glob("*")]
-    left = {pid: line for name in names for pid, line in built.alive(name).items()}
-    for pid in left:
+    remaining = {pid: line for name in names for pid, line in built.alive(name).items()}
+    for pid in remaining:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert left == {}
+    assert remaining == {}
 
 
 def weights(text: str) -> str:
@@ -58,10 +60,10 @@ def weights(text: str) -> str:
 def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(lab: Lab, tmp_path: Path) -> None:
     checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
     program = ("--", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
-    there = lab.ddpctl("launch", "--name", "night", *program)
-    assert there.returncode == 0, there.stderr + there.stdout
-    assert "continuing at step " in there.stdout
-    assert weights(there.stdout) == exact.undisturbed((1, 4), exact.DIGITS)
+    resumed = lab.ddpctl("launch", "--name", "night", *program)
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    assert "continuing at step " in resumed.stdout
+    assert weights(resumed.stdout) == exact.undisturbed((1, 4), exact.DIGITS)
 
 
 def test_ctrl_c_saves_a_training_and_a_second_one_kills_frozen_ranks(lab: Lab) -> None:
@@ -88,14 +90,11 @@ def test_ctrl_c_saves_a_training_and_a_second_one_kills_frozen_ranks(lab: Lab) -
     assert lab.alive("late") == {}
 
 
-INTERRUPTED = SCRIPTS / "interrupted.py"
-
-
 @pytest.mark.parametrize("verb", ["launch", "attach"])
 def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab, verb: str) -> None:
     """Ranks 1 and 2 do not catch it."""
     script = lab.folder / "script.py"
-    script.write_text(INTERRUPTED.read_text())
+    script.write_text(INTERRUPTED)
     program = ("launch", "--name", "night", "--", str(script))
     if verb == "attach":
         assert lab.ddpctl(*program[:1], "--detach", *program[1:]).returncode == 0
@@ -199,3 +198,94 @@ def test_second_ctrl_c_kills_ranks_that_do_not_end(lab: Lab) -> None:
     assert launched.wait(60) == 130, lab.output()
     assert "saved\n" not in lab.output()
     assert lab.alive("late") == {}
+
+
+def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
+    """Keys refused, host keys unknown and changed, also of a jump host, hosts down: one table of nine hosts."""
+    first, second = lab.boxes[:2]
+    stranger, impostor = "10.77.1.1", "10.77.1.2"
+    lab.machines[0].ip("addr", "add", f"{stranger}/16", "dev", "eth0")
+    lab.machines[0].ip("addr", "add", f"{impostor}/16", "dev", "eth0")
+    lab.laptop.ip("addr", "add", "10.77.1.10/16", "dev", "eth0")
+    other = make_key(lab.folder / "other_key")
+    (lab.person.home / ".ssh/config").write_text(f"Host inner\n  HostName {first.address}\n  ProxyJump {stranger}\n")
+    with contextlib.ExitStack() as stack:
+        boxes = [
+            stack.enter_context(
+                box(lab.folder / name, lab.person, address=address, machine=lab.machines[0], trusted=False)
+            )
+            for name, address in (("stranger", stranger), ("impostor", impostor))
+        ]
+        lab.person.trusts(impostor, other)
+        unknown, changed = (fingerprint(each.host_key) for each in boxes)
+        lab.write(
+            hosts=f"[{first.address}, {second.address}, nobody@{second.address}:22, {stranger}, inner, {impostor}, "
+            f"10.77.0.99, {lab.laptop.address}, no-such-host.invalid]"
+        )
+        refused = lab.ddpctl("launch", "--nodes", "9", "--name", "night")
+    assert refused.returncode == 69, refused.stderr
+    _, *rows = refused.stderr.splitlines()
+    assert [(row.split()[0], row.split()[1], row.endswith("not ready")) for row in rows[1:10]] == [
+        (first.address, "yes", False),
+        (second.address, "yes", False),
+        (second.address, "no", True),
+        (stranger, "no", True),
+        ("inner", "no", True),
+        (impostor, "no", True),
+        ("10.77.0.99", "no", True),
+        (lab.laptop.address, "no", True),
+        ("no-such-host.invalid", "no", True),
+    ]
+    reasons = dict(row.split(": ", 1) for row in rows[10:])
+    assert f"ssh-copy-id -p 22 nobody@{second.address}" in reasons[second.address]
+    assert unknown in reasons[stranger]
+    assert "known_hosts" in reasons[stranger]
+    assert (stranger in reasons["inner"], unknown in reasons["inner"]) == (True, True)
+    assert fingerprint(other) in reasons[impostor]
+    assert changed in reasons[impostor]
+    assert f"ssh-keygen -R {impostor}" in reasons[impostor]
+    assert "no route to host" in reasons["10.77.0.99"]
+    assert "connection refused" in reasons[lab.laptop.address]
+    assert "does not resolve" in reasons["no-such-host.invalid"]
+
+    (lab.person.home / ".ssh/config").write_text(f"Host again\n  HostName {first.address}\n")
+    lab.write(hosts=f"[{first.address}, again, {second.address}]")
+    refused = lab.ddpctl("launch", "--name", "night", "--nodes", "3")
+    assert refused.returncode == 78, refused.stderr
+    assert refused.stderr.splitlines()[-1].startswith(f"again: again and {first.address} are the same machine")
+    assert not list(lab.folder.glob("*/home/.ddpctl"))
+    assert not (lab.folder / "runs/night").exists()
+
+
+def test_secret_reaches_the_ranks_and_no_file_log_or_process_list(lab: Lab) -> None:
+    """The script is in the project, which ddpctl sends."""
+    canary = "canary-7c1f0e"
+    project = lab.folder / "project"
+    project.mkdir()
+    (project / "show.py").write_text(
+        "import hashlib, os, pathlib, time\n"
+        "print(hashlib.sha256(os.environ['TOKEN'].encode()).hexdigest(), flush=True)\n"
+        "while not (pathlib.Path.home() / 'seen').exists():\n    time.sleep(0.1)\n"
+    )
+    lab.write(hosts=addresses(lab, 0), options="    project: sync\n")
+    text = (
+        (lab.folder / "ddpctl.yaml")
+        .read_text()
+        .replace("nodes: 2, gpus: 2, device: cpu}", "gpus: 2, device: cpu, secrets: [TOKEN]}")
+    )
+    (project / "ddpctl.yaml").write_text(text)
+    environ = {**lab.environ(), "TOKEN": canary}
+    launch = lab.laptop.command(*CLI, "launch", "--name", "night")
+    dry = subprocess.run([*launch, "--dry-run", "--", "show.py"], env=environ, cwd=project, capture_output=True,
+                         text=True, timeout=60)  # fmt: skip
+    assert dry.returncode == 0, dry.stderr
+    with (lab.folder / "output.txt").open("wb") as file:
+        launched = subprocess.Popen([*launch, "--", "show.py"], env=environ, cwd=project, stdout=file, stderr=file)
+    digest = hashlib.sha256(canary.encode()).hexdigest()
+    lab.until(launched, lambda: lab.output().count(digest) == 2, "the ranks")
+    processes = subprocess.run(["ps", "axww"], capture_output=True, text=True, timeout=20, check=True).stdout
+    files = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
+    (lab.boxes[0].home / "seen").touch()
+    assert launched.wait(60) == 0, lab.output()
+    assert ("show.py" in processes, canary in processes) == (True, False)
+    assert (files, canary in lab.output(), canary in dry.stdout + dry.stderr) == ([], False, False)

@@ -1,5 +1,7 @@
 """Keys and second factors that a real sshd refuses; tests/cluster has the others."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,8 @@ from tests.cluster.ssh_lab import MISSING, fingerprint, make_key
 from tests.cluster.test_ssh_connect import Lab
 from tests.cluster.test_ssh_connect import lab as lab
 
-from ddpctl.command import Command, Output
+from ddpctl.command import Command, Host, Output
+from ddpctl.execution.remote import PROBE_S
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
 
@@ -52,3 +55,27 @@ def test_a_key_that_cannot_be_read_and_a_known_hosts_that_keeps_nothing_are_name
     (untrusted,) = lab.run(Command(argv=("true",), host=lab.host()))
     assert (untrusted.returncode, fingerprint(lab.boxes[0].host_key) in untrusted.stderr) == (255, True)
     assert "UserKnownHostsFile" in untrusted.stderr
+
+
+def test_commands_wait_for_a_session_of_an_sshd_that_allows_one_at_a_time(lab: Lab) -> None:
+    """A command that is silent for so long that its host is checked is not lost, although the check gets no session."""
+    here = lab.boxes[0]
+    with (here.folder / "sshd_config").open("a") as config:
+        config.write("MaxSessions 1\n")
+    here.start()
+    scripts = [f"sleep {PROBE_S + 0.5 if n == 0 else 0}; echo {n}" for n in range(6)]
+    outputs = lab.run(*(Command(argv=("/bin/sh",), stdin=text, host=lab.host()) for text in scripts))
+    assert outputs == tuple(Output(returncode=0, stdout=f"{n}\n") for n in range(6))
+
+
+def test_server_that_is_slow_to_agree_on_keys_is_not_taken_for_another_program(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpctl.execution.ssh.CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        address, port = server.getsockname()
+        commands = pool.submit(lab.run, Command(argv=("true",), host=Host(address=address, port=port)))
+        with server.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            (slow,) = commands.result()
+    assert (slow.returncode, " 1 s" in slow.stderr) == (255, True), slow.stderr

@@ -170,7 +170,7 @@ def test_launches_that_want_the_same_hosts_in_opposite_order_do_not_deadlock(lab
     write(lab, 0, 1, job="name: hold, nodes: 2, gpus: 4")
     end(lab, "there", "back")
     assert lab.ddpctl("launch", "--detach", "--name", "now", "--", "hold.py").returncode == 0
-    there = lab.start("launch", "--wait", "10m", "--name", "there", "--", "hold.py")
+    forth = lab.start("launch", "--wait", "10m", "--name", "there", "--", "hold.py")
     output_there = lab.folder / "there.txt"
     (lab.folder / "output.txt").rename(output_there)
     write(lab, 1, 0, job="name: hold, nodes: 2, gpus: 4")
@@ -178,6 +178,6 @@ def test_launches_that_want_the_same_hosts_in_opposite_order_do_not_deadlock(lab
     first = f"waiting for {lab.boxes[0].address}: "
     wait_until(lambda: first in output_there.read_text() and first in lab.output(), "both wait", timeout_s=120)
     end(lab, "now")
-    assert there.wait(300) == 0, output_there.read_text()
+    assert forth.wait(300) == 0, output_there.read_text()
     assert back.wait(300) == 0, lab.output()
     assert [text.count("GPU-node-1-0") for text in (output_there.read_text(), lab.output())] == [4, 4]

@@ -39,12 +39,9 @@ def statuses(findings, check):
     ("failed", "count", "blamed"),
     [
         ([(0, 3), (1, 3), (2, 3)], 4, {3}),
-        ([(3, 0), (3, 1), (3, 2)], 4, {3}),
         ([(a, b) for a in range(4) for b in range(4) if a != b], 4, {0, 1, 2, 3}),
         ([(0, 3), (1, 3), (2, 3), (3, 1)], 4, {3}),
-        ([(0, 2), (1, 2), (3, 2), (0, 3), (1, 3), (2, 3)], 4, {2, 3}),
         ([(1, 2)], 4, {2}),
-        ([(0, 1)], 2, {1}),
         ([], 4, set()),
     ],
 )
@@ -62,24 +59,9 @@ def test_each_fault_of_a_network_is_put_down_to_its_node():
     value = next(result.value for result in findings if (result.check, result.node) == ("path MTU", 1))
     assert value == "packets of 1420 bytes do not pass between it and nodes 0, 2, those of 1380 bytes do"
     assert statuses(findings, "ports") == {2: "bad"}
-    announced = paths(2, n0={"mtu": {1: 1400}, "announced": {1: True}})
-    assert statuses(network_checks.judge(nodes(2), announced), "path MTU") == {1: "warning"}
-    silent = paths(3, n2={"mtu": {}})
-    assert statuses(network_checks.judge(nodes(3), silent), "path MTU") == {2: "not looked at"}
     names = paths(3, n1={"names": {0: "127.0.1.1", 1: "10.0.0.1", 2: ""}}, n2={"names": {2: "127.0.1.1"}})
     findings = [*network_checks.judge(nodes(3), names)]
     assert statuses(findings, "names") == {1: "bad", 2: "warning"}  # Debian's line for a machine's own name
-    same = [replace(node, host="ubuntu") for node in nodes(2)]  # two clones of one virtual machine
-    own = paths(2, **{f"n{n}": {"names": dict.fromkeys(range(2), "127.0.1.1")} for n in range(2)})
-    assert statuses(network_checks.judge(same, own), "names") == {0: "warning", 1: "warning"}
-    silent = paths(2, n0={"names": {0: "10.0.0.0", 1: ""}, "nameless": {1: "the name server does not answer"}})
-    findings = [result for result in network_checks.judge(nodes(2), silent) if result.check == "names"]
-    assert (findings[0].status, findings[0].value) == (
-        "warning",
-        "it cannot resolve the name of node 1 (the name server does not answer)",
-    )
-    unknown = {n: Paths(names=dict.fromkeys(range(3), "")) for n in range(3)}
-    assert statuses(network_checks.judge(nodes(3), unknown), "names") == {}
 
 
 def test_a_clock_is_wrong_by_what_most_clocks_say():
@@ -102,9 +84,7 @@ def test_a_build_is_stale_by_what_most_nodes_have():
     [
         ({0: 100, 1: 99, 2: 101, 3: 45}, (), {3: "bad"}),
         ({0: 100, 1: 99, 2: 101, 3: 45}, (3,), {3: "warning"}),
-        ({0: 100, 1: 99, 2: 101, 3: 75}, (), {3: "warning"}),
         ({0: 100, 1: 45}, (), {1: "warning"}),
-        ({0: 100}, (), {}),
         ({0: 100, 1: 85, 2: 90}, (), {}),
     ],
 )
@@ -162,9 +142,7 @@ def test_a_late_report_is_read_and_a_node_that_says_nothing_is_listed(monkeypatc
         ({"share": 0.3, "idle": 1.6}, "bad"),  # cores are idle, and it does not get them
         ({"share": 0.3, "idle": 0.0, "others": 1.9}, "warning"),
         ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 0.4}, "bad"),
-        ({"share": 0.3, "idle": 0.0, "others": 1.9, "throttled": 0.1}, "warning"),
         ({"share": 0.746, "idle": 0.2, "others": 1.1}, "warning"),  # short pauses of a busy machine
-        ({"share": 0.9, "throttled": 0.4}, "ok"),
     ],
 )
 def test_a_quota_is_bad_and_the_load_of_others_is_not(change, status):

@@ -24,18 +24,18 @@ def answer(command: Command, answers: Mapping[str, Answer]) -> Output:
 
 
 def perform(
-    verb: Verb[T], answers: Mapping[str, Answer], asked: list[Command] | None = None
+    verb: Verb[T], answers: Mapping[str, Answer], commands: list[Command] | None = None
 ) -> tuple[list[Command], T]:
-    """Answer a verb's commands until it ends. Return the commands, which are in ``asked`` as well, and its result."""
-    asked = [] if asked is None else asked
+    """Answer a verb's commands until it ends. Return the commands, also in ``commands``, and its result."""
+    commands = [] if commands is None else commands
     outputs: tuple[Output, ...] | None = None
     while True:
         try:
-            commands = next(verb) if outputs is None else verb.send(outputs)
+            batch = next(verb) if outputs is None else verb.send(outputs)
         except StopIteration as stop:
-            return asked, stop.value
-        asked += commands
-        outputs = tuple(answer(command, answers) for command in commands)
+            return commands, stop.value
+        commands += batch
+        outputs = tuple(answer(command, answers) for command in batch)
 
 
 def matching(commands: Iterable[Command], part: str) -> list[Command]:

@@ -27,7 +27,7 @@ def stand_in(folder: Path, answers: dict[str, str]) -> Path:
     program.parent.mkdir(parents=True, exist_ok=True)
     code = (
         "import json, pathlib, sys\n"
-        f"with open({str(folder / 'asked')!r}, 'a') as file: file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        f"with open({str(folder / 'requests')!r}, 'a') as file: file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
         f"name = {answers!r}[' '.join(sys.argv[1:3])]\n"
         f"answer = json.loads((pathlib.Path({str(DATA)!r}) / (name + '.json')).read_text())\n"
         "sys.stdout.write(answer['stdout']); sys.stderr.write(answer['stderr']); sys.exit(answer['returncode'])\n"
@@ -37,7 +37,7 @@ def stand_in(folder: Path, answers: dict[str, str]) -> Path:
     return program.parent
 
 
-def asked(folder: Path) -> list[list[str]]:
+def requests(folder: Path) -> list[list[str]]:
     """The command lines that the stand-in was given."""
-    path = folder / "asked"
+    path = folder / "requests"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

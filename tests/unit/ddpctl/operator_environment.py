@@ -56,17 +56,17 @@ def _pytorch_pods(job: Object) -> tuple[Pod, ...]:
                 "training.kubeflow.org/replica-type": role.lower(),
                 "training.kubeflow.org/replica-index": str(index),
             }
-            said = {"PYTHONUNBUFFERED": "1"}
+            environ = {"PYTHONUNBUFFERED": "1"}
             if "Master" in roles:
                 rank = str(index if role == "Master" else index + 1)
                 nproc = job["spec"]["nprocPerNode"]
                 port = next(
-                    one["containerPort"]
-                    for one in roles["Master"]["template"]["spec"]["containers"][0]["ports"]
-                    if one["name"] == "pytorchjob-port"
+                    entry["containerPort"]
+                    for entry in roles["Master"]["template"]["spec"]["containers"][0]["ports"]
+                    if entry["name"] == "pytorchjob-port"
                 )
                 world = total * (int(nproc) if nproc.isdecimal() else 1)
-                said |= {
+                environ |= {
                     "MASTER_PORT": str(port),
                     "PET_MASTER_PORT": str(port),
                     "MASTER_ADDR": f"{name}-master-0",
@@ -75,29 +75,29 @@ def _pytorch_pods(job: Object) -> tuple[Pod, ...]:
                     "RANK": rank,
                     "PET_NODE_RANK": rank,
                 }
-            said |= {"PET_NPROC_PER_NODE": job["spec"]["nprocPerNode"], "PET_NNODES": str(total)}
+            environ |= {"PET_NPROC_PER_NODE": job["spec"]["nprocPerNode"], "PET_NNODES": str(total)}
             if elastic := job["spec"].get("elasticPolicy"):
-                said |= {
+                environ |= {
                     "PET_RDZV_ENDPOINT": f"{name}-worker-0:23456",
                     "PET_RDZV_BACKEND": elastic.get("rdzvBackend", "c10d"),
                     "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
                     **({"PET_MAX_RESTARTS": str(elastic["maxRestarts"])} if "maxRestarts" in elastic else {}),
                 }
-            made.append(_pod(pod, (pod,), replicas["template"], labels, said))
+            made.append(_pod(pod, (pod,), replicas["template"], labels, environ))
     return tuple(made)
 
 
 def _train_pod(name: str, template: Object, index: int, job: Object) -> Pod:
     trainer = job["spec"]["trainer"]
     host = f"{name}-node-0-{index}"
-    said = {
+    environ = {
         "PET_NNODES": str(trainer["numNodes"]),
         "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
         "PET_NODE_RANK": str(index),
         "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
         "PET_MASTER_PORT": "29500",
     }
-    return _pod(host, (f"{host}.{name}", host), template, {}, {**said, "JOB_COMPLETION_INDEX": str(index)})
+    return _pod(host, (f"{host}.{name}", host), template, {}, {**environ, "JOB_COMPLETION_INDEX": str(index)})
 
 
 def _indexed_pod(name: str, template: Object, index: int, _: Object) -> Pod:
@@ -105,14 +105,14 @@ def _indexed_pod(name: str, template: Object, index: int, _: Object) -> Pod:
     return _pod(host, (f"{host}.{name}", host), template, {}, {"JOB_COMPLETION_INDEX": str(index)})
 
 
-def _pod(host: str, hosts: tuple[str, ...], template: Object, labels: dict[str, str], said: dict[str, str]) -> Pod:
+def _pod(host: str, hosts: tuple[str, ...], template: Object, labels: dict[str, str], environ: dict[str, str]) -> Pod:
     (container,) = template["spec"]["containers"]
     labels = {**template["metadata"]["labels"], **labels}
     own = {entry["name"]: _value(entry, labels) for entry in container["env"]}
     own[names.SECRET_FILE] = own[names.SECRET_FILE].replace(SECRET_DIR, NO_SECRET.name)
     cluster = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443", "HOSTNAME": host}
     args = tuple(expand(word) for word in container["args"])
-    return Pod(name=host, names=hosts, args=args, env={**cluster, **own, **said})
+    return Pod(name=host, names=hosts, args=args, env={**cluster, **own, **environ})
 
 
 def _value(entry: Object, labels: dict[str, str]) -> str:

@@ -76,8 +76,8 @@ def submit(
     options: SshOptions = OPTIONS,
     plan: Plan = PLAN,
     answers: Mapping[str, Answer] = MappingProxyType({}),
-    asked: list[Command] | None = None,
+    commands: list[Command] | None = None,
 ) -> tuple[list[Command], Any]:
     """What a launch asks where each host answers so to preflight, and its submission."""
     replies = {FACTS: by_host(*ready, options=options)} | ANSWERS | dict(answers)
-    return perform(SshTarget(options).submit(plan, attached=True), replies, asked)
+    return perform(SshTarget(options).submit(plan, attached=True), replies, commands)

@@ -130,31 +130,17 @@ def test_the_job_on_kubernetes_is_one_that_its_schemas_allow(workload):
     assert "nvidia.com/gpu: '4'" in text
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [
-        ("4096", [4096]),
-        ("64K,16M", [64 << 10, 16 << 20]),
-        ("1g, 64KiB ,64kb", [64 << 10, 1 << 30]),  # in order, each once
-        ("64G", [1 << 36]),
-    ],
-)
-def test_sizes_are_bytes_in_order(text: str, sizes: list[int]) -> None:
-    assert read_sizes(text) == sizes
+def test_sizes_in_order_and_quantities_are_read_with_their_units() -> None:
+    sizes = {"4096": [4096], "64K,16M": [64 << 10, 16 << 20], "1g, 64KiB ,64kb": [64 << 10, 1 << 30], "64G": [1 << 36]}
+    assert {text: read_sizes(text) for text in sizes} == sizes, "each once"
+    for units, texts in ((PARAMETERS, {"11.7M": 11.7e6, "7e9": 7e9}), (TIMES, {"200ms": 0.2, "0.2": 0.2})):
+        assert {text: read_quantity("--flag", text, units) for text in texts} == pytest.approx(texts)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "64K,", "64T", "65G", "9999999", "K"])
 def test_a_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         read_sizes(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "units", "value"),
-    [("11.7M", PARAMETERS, 11.7e6), ("7e9", PARAMETERS, 7e9), ("200ms", TIMES, 0.2), ("0.2", TIMES, 0.2)],
-)
-def test_a_quantity_with_its_unit(text: str, units: dict[str, float], value: float) -> None:
-    assert read_quantity("--flag", text, units) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1s", "1M", "s", "1 s", "1h", "inf"])
@@ -191,13 +177,3 @@ def test_the_ratio_is_the_median_of_the_collectives_and_a_low_one_is_named() -> 
     assert second == "less than half of the last bench: broadcast 0.25"
     (line,) = compared({**NOW, "last": {**NOW, "nodes": ["c"], "time": time.time()}})
     assert line.startswith("busbw: 1.00 of the last bench's, which was on other nodes (")
-
-
-@pytest.mark.parametrize(
-    "last",
-    [{}, {"last": None}, {"last": {"collectives": 3}}, {"last": bench(("all_reduce", 1, 1.0), time=0)},
-     {"last": bench(("all_reduce", 1024, 0.0), time=0)}, {"last": {"collectives": NOW["collectives"]}},
-     {"last": {**NOW, "ranks": 4, "time": 0}}],
-)  # fmt: skip
-def test_without_a_last_bench_of_the_same_sizes_and_ranks_nothing_is_compared(last: dict[str, Any]) -> None:
-    assert compared({**NOW, **last}) == []

@@ -18,20 +18,13 @@ def test_an_error_has_a_code_a_message_a_hint_and_fields() -> None:
         78, "4 GPUs needed", "ask for fewer", {"gpus_found": 2},
     )  # fmt: skip
     assert str(error) == "4 GPUs needed: ask for fewer"
-    assert str(UnavailableError("box1 is away")) == "box1 is away"
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (str(again), again.fields) == (str(error), error.fields)
-
-
-def test_an_error_of_a_file_begins_with_its_place() -> None:
-    error = FileError("a.yaml:1: no", hint="mend it", line=1)
-    assert (error.code, error.prefix, str(error), error.fields) == (78, "", "a.yaml:1: no: mend it", {"line": 1})
-    assert (DdpctlError("x").code, UnavailableError("x").code) == (70, 69)
-
-
-def test_the_error_of_a_rank_has_the_runs_code() -> None:
-    error = RankError("rank 1 failed", rank=1, code=3, traceback="a\nb\n")
-    assert (error.code, error.message, str(error)) == (3, "rank 1 failed", "rank 1 failed\na\nb")
+    placed = FileError("a.yaml:1: no", hint="mend it", line=1)
+    assert (placed.code, placed.prefix, str(placed), placed.fields) == (78, "", "a.yaml:1: no: mend it", {"line": 1})
+    of_rank = RankError("rank 1 failed", rank=1, code=3, traceback="a\nb\n")
+    assert (of_rank.code, of_rank.message, str(of_rank)) == (3, "rank 1 failed", "rank 1 failed\na\nb")
+    assert (DdpctlError("x").code, UnavailableError("x").code, str(UnavailableError("x"))) == (70, 69, "x")
 
 
 def test_a_secret_that_is_not_set_is_named_and_an_empty_one_is_set() -> None:

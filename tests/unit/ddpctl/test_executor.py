@@ -55,18 +55,16 @@ def test_the_outputs_of_commands_side_by_side_are_in_the_order_of_the_commands()
     )
 
 
-def test_a_missing_program_and_one_that_takes_too_long_have_the_codes_of_a_shell() -> None:
+def test_a_missing_program_and_one_that_takes_too_long_have_codes_and_one_that_cannot_be_run_is_named(
+    tmp_path: Path,
+) -> None:
     missing, slow = run(Command(argv=("no-such-program",)), python("import time; time.sleep(20)", timeout_s=0.2))
     assert (missing.returncode, slow.returncode, missing.stdout + slow.stdout) == (127, 124, "")
     assert missing.stderr.startswith("no-such-program: ")
     assert "0.2 s" in slow.stderr
-
-
-def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    script.write_text("echo")
-    with pytest.raises(UnavailableError, match=f"{script}: Permission denied"):
-        run(Command(argv=(str(script),)))
+    (tmp_path / "script").write_text("echo")
+    with pytest.raises(UnavailableError, match=f"{tmp_path / 'script'}: Permission denied"):
+        run(Command(argv=(str(tmp_path / "script"),)))
 
 
 def test_a_dry_run_runs_probes_and_prints_the_rest(tmp_path: Path) -> None:
@@ -218,23 +216,17 @@ def test_a_command_is_a_line_that_a_person_can_type(command: Command, line: str)
     assert shell_line(command) == line
 
 
-@pytest.mark.parametrize(
-    ("text", "host"),
-    [
-        ("box1", Host(address="box1")),
-        ("alice@box1:2222", Host(address="box1", user="alice", port=2222)),
-        ("me@10.0.0.7", Host(address="10.0.0.7", user="me")),
-        ("[fe80::1]:22", Host(address="fe80::1", port=22)),
-    ],
-)
-def test_a_host_has_an_optional_user_and_port(text: str, host: Host) -> None:
-    assert Host.from_text(text) == host
-
-
-@pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "box1:0", "box1:65536", "a b", "me@", "@box1"])
-def test_a_text_that_is_no_host_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="USER@"):
-        Host.from_text(text)
+def test_a_host_has_an_optional_user_and_port_and_a_text_that_is_no_host_is_refused() -> None:
+    hosts = {
+        "box1": Host(address="box1"),
+        "alice@box1:2222": Host(address="box1", user="alice", port=2222),
+        "me@10.0.0.7": Host(address="10.0.0.7", user="me"),
+        "[fe80::1]:22": Host(address="fe80::1", port=22),
+    }
+    assert {text: Host.from_text(text) for text in hosts} == hosts
+    for text in ("", "-oProxyCommand=x", "box1:0", "box1:65536", "a b", "me@", "@box1"):
+        with pytest.raises(ValueError, match="USER@"):
+            Host.from_text(text)
 
 
 PATH = os.environ["PATH"]
@@ -280,11 +272,9 @@ def variables(text: str) -> dict[str, str]:
 def test_a_tool_on_this_machine_gets_where_and_who_but_no_filters_and_options() -> None:
     output = Executor(ALL).perform(once(Command(argv=("sh", "-c", "env"), env={"RSYNC_RSH": "ssh"})))
     assert variables(output.stdout) == {**KEPT, "PATH": PATH, "RSYNC_RSH": "ssh"}, "a command's own variables count"
-
-
-def test_printenv_reads_the_user_s_own_variables() -> None:
+    assert [name for name in ALL if is_removed(name)] == list(REMOVED)
     output = Executor(ALL).perform(once(Command(argv=("printenv", "GIT_DIR"))))
-    assert output == Output(returncode=0, stdout="/elsewhere\n")
+    assert output == Output(returncode=0, stdout="/elsewhere\n"), "printenv reads the user's own variables"
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
@@ -316,10 +306,6 @@ def test_a_variable_of_sbatch_that_contradicts_the_file_is_named() -> None:
     ignored = ignored_options(listing, ("--partition=gpu", "--qos=high"))
     assert re.findall(r"SBATCH_\w+=\w+", ignored) == ["SBATCH_ACCOUNT=me", "SBATCH_WAIT=1", "SBATCH_QOS=low"]
     assert ignored_options("SBATCH_QOS=high\nPATH=/bin\n", ("--qos=high",)) == ""
-
-
-def test_the_user_s_own_names_are_not_removed() -> None:
-    assert [name for name in ALL if is_removed(name)] == list(REMOVED)
 
 
 def test_slurm_s_programs_in_a_batch_job_do_not_get_the_user_s_filters(tmp_path: Path) -> None:

@@ -77,16 +77,12 @@ def test_a_node_without_a_step_is_running_while_another_starts() -> None:
     ]
 
 
-def test_a_nodes_message_moves_no_cursor() -> None:
+def test_a_command_and_a_target_with_control_characters_move_no_cursor() -> None:
     report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
     state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
     lines = formatting.status_lines(RUN, state)
     assert (lines[0], lines[4]) == ("night  failed, exit code 1: \\x1b[2Jgone", "  0     \\x1b[2J")
-
-
-def test_a_command_and_a_target_with_control_characters_move_no_cursor() -> None:
     run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
-    state = RunStatus(run="night", state="lost", message="")
     for line in (*formatting.runs_table([(run, state)], 0.0), *formatting.status_lines(run, state)):
         assert line.isprintable(), line
 
@@ -208,8 +204,3 @@ def test_no_escape_sequence_passes_however_it_comes(size: int) -> None:
     keep = EscapeFilter()
     output = b"".join(keep(text[start : start + size]) for start in range(0, len(text), size))
     assert output == "aredb5m\t\r\bä\n".encode()
-
-
-def test_what_looks_like_a_sequence_is_not_kept_for_ever() -> None:
-    keep = EscapeFilter()
-    assert keep(b"\x1b]52;" + b"x" * 5000).endswith(b"x" * 5000)

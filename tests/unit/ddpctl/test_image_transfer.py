@@ -4,21 +4,19 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.in_process import ddpctl
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.answers import only, perform
 
-from ddpctl.command import Command, FilePart, Host, Output, Transfer
+from ddpctl.command import Command, Host, Output
 from ddpctl.commands import image as verbs
 from ddpctl.commands.image import Blob, Survey, parse_host
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
-from ddpctl.execution.transfers import pump
 from ddpctl.files.images import Image, difference, read_inspect
 from ddpctl.files.pull import Place, finish, pull_places, survey
 
@@ -34,12 +32,12 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
     manifest = json.dumps([{"Config": f"{CONFIG}.json", "Layers": ["a/layer.tar", "b/layer.tar", "link/layer.tar"]}])
     verb = verbs.pack("podman", IMAGE, frozenset({LOW}), "zst", "/cache", "/cache/ship-1")
     stdouts = {"manifest.json": manifest, f"{CONFIG}.json plain": "9\n", "a/layer.tar": "700\n"}
-    asked, blobs = perform(verb, {part: Output(returncode=0, stdout=stdout) for part, stdout in stdouts.items()})
+    commands, blobs = perform(verb, {part: Output(returncode=0, stdout=stdout) for part, stdout in stdouts.items()})
     assert blobs == (
         Blob(digest=CONFIG, name=f"{CONFIG}.json", path=f"/cache/{CONFIG}.json", size=9),
         (Blob(digest=LOW, name=f"{LOW}.tar.zst", path=f"/cache/{LOW}.tar.zst", size=700),),
     )
-    assert [command.argv[4:] if command.argv[0] == "sh" else command.argv for command in asked] == [
+    assert [command.argv[4:] if command.argv[0] == "sh" else command.argv for command in commands] == [
         ("podman", "save", "--format", "docker-archive", "--output", "/cache/ship-1/image.tar", "me/train:1"),
         ("tar", "-xOf", "/cache/ship-1/image.tar", "manifest.json"),
         ("/cache/ship-1/image.tar", f"{CONFIG}.json", f"/cache/{CONFIG}.json", "plain"),
@@ -49,12 +47,12 @@ def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
 
 
 def test_images_that_are_packed_at_the_same_time_share_no_file(tmp_path: Path) -> None:
-    asked: list[Command] = []
-    executor = SimpleNamespace(perform=lambda verb: perform(verb, {"save": Output(returncode=1)}, asked)[1])
+    commands: list[Command] = []
+    executor = SimpleNamespace(perform=lambda verb: perform(verb, {"save": Output(returncode=1)}, commands)[1])
     context: Any = SimpleNamespace(executor=executor, emit=print)
     with pytest.raises(UnavailableError):
         verbs._pack(context, "docker", IMAGE, [Survey(host=BOX1)], tmp_path)
-    path = Path(only(asked, "save").argv[-2])
+    path = Path(only(commands, "save").argv[-2])
     assert (path.parent.parent, path.parent.exists()) == (tmp_path, False)
 
 
@@ -82,9 +80,9 @@ def test_a_host_loads_what_it_has_under_the_images_name() -> None:
     names = (f"{LOW}.tar.zst", f"{HIGH}.tar.gz", f"{LOW}.tar.zst")
     config = Blob(digest=CONFIG, name=f"{CONFIG}.json")
     verb = verbs.load("docker", BOX1, IMAGE, config, names)
-    asked, image = perform(verb, {"image inspect": Output(returncode=0, stdout=INSPECTED)})
+    commands, image = perform(verb, {"image inspect": Output(returncode=0, stdout=INSPECTED)})
     assert image.id == IMAGE.id
-    engine, manifest, *rest = asked[0].argv[4:]
+    engine, manifest, *rest = commands[0].argv[4:]
     assert (engine, rest) == ("docker", [f"{CONFIG}.json", f"{LOW}.tar.zst", f"{HIGH}.tar.gz"])
     assert json.loads(manifest) == [
         {
@@ -112,32 +110,21 @@ def image(**changes: object) -> Image:
     return read_inspect("me/train:1", json.dumps([{**RECORD, **changes}]))
 
 
-def test_the_output_of_docker_and_of_podman_is_the_same_image() -> None:
+def test_an_image_is_the_same_by_its_id_or_by_a_digest_on_docker_and_podman() -> None:
     bare = {**RECORD, "Id": "a" * 64}  # podman leaves the algorithm out
     assert read_inspect("me/train:1", json.dumps([bare])) == image()
-
-
-def test_an_image_is_the_same_by_its_id_or_by_a_digest() -> None:
     assert difference(image(), image(RepoDigests=None)) == ""
     assert difference(image(), image(Id="sha256:" + "b" * 64)) == ""  # another engine's idea of an ID
     other = image(Id="sha256:" + "b" * 64, RepoDigests=["me/train@sha256:" + "e" * 64])
-    facts = ("me/train:1", f"sha256:{'e' * 64}", f"sha256:{'d' * 64}")
-    assert all(fact in difference(image(), other) for fact in facts)
+    assert_names(difference(image(), other), "me/train:1", f"sha256:{'e' * 64}", f"sha256:{'d' * 64}")
     by_id = difference(image(RepoDigests=[]), image(Id="sha256:" + "b" * 64, RepoDigests=[]))
-    assert all(fact in by_id for fact in ("me/train:1", f"sha256:{'b' * 64}", f"sha256:{'a' * 64}"))
+    assert_names(by_id, "me/train:1", f"sha256:{'b' * 64}", f"sha256:{'a' * 64}")
 
 
 @pytest.mark.parametrize("text", ["", "@box1", "box1:ssh", "-oProxyCommand=x", "alice@"])
 def test_a_text_that_is_no_host_is_refused_by_name(text: str) -> None:
     with pytest.raises(UsageError, match=f"^'{text}' "):
         parse_host(text)
-
-
-def test_an_option_is_no_host() -> None:
-    argv = [sys.executable, "-P", "-m", "ddpctl", "image", "ship", "-oProxyCommand=x"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("ddpctl: ")
 
 
 def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:
@@ -147,29 +134,6 @@ def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:
     assert done.stdout == "DOCKER_BUILDKIT=1 docker build --file Dockerfile --tag me/train:1 --build-arg 'A=b c' .\n"
     done = ddpctl("image", "push", "--dry-run", "--engine", "podman", cwd=tmp_path)
     assert done.stdout == "podman push me/train:1\n"
-
-
-def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
-    (tmp_path / "b").write_bytes(b"0123456789")
-    parts = (
-        FilePart(path=str(tmp_path / "new/a"), start=0, length=3),
-        FilePart(path=str(tmp_path / "empty"), start=0, length=0),
-        FilePart(path=str(tmp_path / "b"), start=4, length=5),
-    )
-    read, write = os.pipe()
-    os.write(write, b"abcDEFGHlost")
-    os.close(write)
-    progress: list[tuple[int, int]] = []
-    with os.fdopen(read, "rb") as pipe, (tmp_path / "b").open("rb") as stdin:
-        pump(
-            Transfer(num_bytes=8, num_files=3, writes=parts),
-            stdin.fileno(),
-            pipe.fileno(),
-            5.0,
-            lambda *n: progress.append(n),
-        )
-    assert [(tmp_path / name).read_bytes() for name in ("new/a", "empty", "b")] == [b"abc", b"", b"0123DEFGH"]
-    assert progress[-1] == (8, 3)
 
 
 def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
@@ -187,9 +151,9 @@ def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": str(tmp_path)})
-    (asked,) = next(pull_places("night", [place], str(tmp_path / "here")))
+    (commands,) = next(pull_places("night", [place], str(tmp_path / "here")))
     environ = {"PATH": "/usr/bin:/bin"}
-    done = subprocess.run(["/bin/sh"], input=asked.stdin, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["/bin/sh"], input=commands.stdin, env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert {line.partition(":")[2] for line in done.stdout.split("\0") if line} == {
         "./task-1/node-0/rank-0.log",
@@ -198,18 +162,12 @@ def test_a_pull_lists_results_and_no_secrets(tmp_path: Path) -> None:
     }
 
 
-def pull_from(listing: str, into: Path) -> None:
-    place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": "/runs/night"})
-    verb = pull_places("night", [place], str(into))
-    (asked,) = next(verb)
-    assert asked.stdin is not None
-    verb.send((Output(returncode=0, stdout=listing),))
-
-
 @pytest.mark.parametrize("name", ["./../../.ssh/authorized_keys", ".//etc/passwd"])
 def test_a_host_cannot_name_a_file_outside_of_the_folder(name: str, tmp_path: Path) -> None:
+    place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": "/runs/night"})
+    listing = Output(returncode=0, stdout=f"3 1700000000 regular file:{name}\0")
     with refused(DdpctlError, code=70):
-        pull_from(f"3 1700000000 regular file:{name}\0", tmp_path)
+        perform(pull_places("night", [place], str(tmp_path)), {"": listing})
 
 
 def test_a_file_has_its_name_only_with_its_content(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ddpwire import kaggle
 ON_KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
 
 
-def test_a_session_is_recognised_by_kaggles_own_variable() -> None:
+def test_a_session_is_recognised_by_kaggles_own_variable_and_keeps_its_runs_in_the_working_folder() -> None:
     assert kaggle.session({}) is None
     session_ = kaggle.session(ON_KAGGLE)
     assert session_ == kaggle.Session(input=Path("/kaggle/input"), working=Path("/kaggle/working"), batch=True)
@@ -27,9 +27,6 @@ def test_a_session_is_recognised_by_kaggles_own_variable() -> None:
         {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "DDP_KAGGLE_INPUT": "/i", "DDP_KAGGLE_WORKING": "/w"}
     )
     assert other == kaggle.Session(input=Path("/i"), working=Path("/w"), batch=False)
-
-
-def test_runs_are_in_the_working_folder_unless_a_state_dir_is_set() -> None:
     assert run_store.state_dir({**ON_KAGGLE, "HOME": "/root"}) == Path("/kaggle/working/runs")
     assert run_store.state_dir({**ON_KAGGLE, "DDPCTL_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")
 

@@ -4,8 +4,6 @@ import copy
 import itertools
 import re
 import shlex
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.in_process import ddpctl
-from tests.unit.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
+from tests.unit.ddpctl.kubernetes_judges import VERSIONS, faults, restricted
 from tests.unit.ddpctl.kubernetes_lab import DATA, JOB, draft_of, expand, plan_of
 
 from ddpctl.job.spec import JobSpec
@@ -106,8 +104,11 @@ def check_pod_security(job: JobSpec, options: KubernetesOptions) -> None:
 
 
 @pytest.mark.parametrize(("job", "options"), CASES)
-def test_the_schemas_accept_every_object(job: JobSpec, options: KubernetesOptions) -> None:
+def test_the_schemas_accept_every_object_and_pod_security_restricted_every_pod(
+    job: JobSpec, options: KubernetesOptions
+) -> None:
     check_schemas(job, options)
+    check_pod_security(job, options)
 
 
 @pytest.mark.parametrize("word", WORKLOADS)
@@ -116,17 +117,7 @@ def test_every_version_of_kubernetes_accepts_every_object(word: str) -> None:
         assert faults(thing) == [], thing["kind"]
 
 
-@pytest.mark.parametrize(("job", "options"), CASES)
-def test_pod_security_restricted_admits_every_pod(job: JobSpec, options: KubernetesOptions) -> None:
-    check_pod_security(job, options)
-
-
-def test_pod_security_restricted_refuses_a_path_of_the_machine() -> None:
-    draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
-    assert restricted(target.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
-
-
-def test_the_check_of_pod_security_finds_what_the_cluster_found() -> None:
+def test_the_check_of_pod_security_finds_what_the_cluster_found_and_a_path_of_the_machine() -> None:
     pods = {name: yaml.safe_load((DATA / f"psa/psa-{name}-pod.yaml").read_text()) for name in ("ok", "violates")}
     assert restricted(pods["ok"]) == []
     assert restricted(pods["violates"]) == [
@@ -135,6 +126,8 @@ def test_the_check_of_pod_security_finds_what_the_cluster_found() -> None:
         "pytorch: runAsNonRoot != true",
         "pytorch: seccompProfile",
     ]
+    draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
+    assert restricted(target.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
 
 
 PLANTED = {
@@ -248,12 +241,8 @@ def test_text_that_yaml_may_read_as_another_type_is_quoted(text: str) -> None:
 
 
 ROOT = Path(__file__).parents[3]
-KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
 # kustomize's, kind's, the Prometheus Operator's
 OTHERS = {"Kustomization", "Component", "Cluster", "PodMonitor", "PrometheusRule"}
-
-
-OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")
 FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml")
 
 
@@ -262,39 +251,6 @@ def test_every_object_in_the_folder_is_valid(path: Path) -> None:
     for thing in yaml.safe_load_all(path.read_text()):
         if thing["kind"] not in OTHERS:
             assert faults(thing) == []
-
-
-@pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl kustomize")
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
-    argv = [str(KUBECTL), "kustomize", str(ROOT / "k8s" / overlay)]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
-    )
-    assert done.returncode == 0, done.stderr
-    things = {thing["kind"]: thing for thing in yaml.safe_load_all(done.stdout)}
-    assert all(faults(thing, VERSIONS[-1:]) == [] for thing in things.values())
-    template = things["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    assert restricted(template) == []
-    container = template["spec"]["containers"][0]
-    device = next(entry["value"] for entry in container["env"] if entry["name"] == "DDP_DEVICE")
-    gpus = overlay in ("overlays/gpu", "overlays/team")
-    assert (device, container["resources"]["limits"].get("nvidia.com/gpu")) == (
-        ("cuda", "2") if gpus else ("cpu", None)
-    )
-    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-    assert ("persistentVolumeClaim" in volumes["runs"]) == (overlay in ("overlays/checkpoints", "overlays/team"))
-    assert "PersistentVolumeClaim" not in things  # kubectl delete -k would delete the checkpoints
-    size = (container["resources"]["limits"], container["resources"]["requests"], volumes["shm"]["emptyDir"])
-    cpu, memory, shm = ("16", "64Gi", "8Gi") if gpus else ("2", "4Gi", "1Gi")
-    assert [(part["cpu"], part["memory"]) for part in size[:2]] == [(cpu, memory)] * 2
-    assert size[2]["sizeLimit"] == shm
-    if overlay == "overlays/team":
-        assert container["image"].startswith("registry.example.com/ml/ddpctl:")
-        assert {thing["metadata"]["namespace"] for thing in things.values()} == {"ml"}
-        assert {thing["metadata"]["labels"]["team"] for thing in (*things.values(), template)} == {"vision"}
-        assert things["PyTorchJob"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "vision"
-    assert "PyTorchJob" in CRDS
 
 
 def test_the_role_allows_what_the_verbs_do() -> None:

@@ -31,13 +31,13 @@ KEPT = replace(RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint
 
 
 def status(answers: Mapping[str, Answer], *, run: Run = RUN, now: float = 2000.0) -> tuple[list[Command], RunStatus]:
-    asked, (state,) = perform(TARGET.status((run,), now=now), answers)
-    return asked, state
+    commands, (state,) = perform(TARGET.status((run,), now=now), answers)
+    return commands, state
 
 
 def test_status_asks_once_for_jobs_and_pods() -> None:
-    asked, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: RUNNING})
-    assert lines(asked) == [
+    commands, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: RUNNING})
+    assert lines(commands) == [
         f"{KUBECTL} get pytorchjobs.kubeflow.org --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
         f"{KUBECTL} get pods --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
     ]
@@ -51,8 +51,8 @@ def test_status_asks_once_for_jobs_and_pods() -> None:
 
 def test_status_asks_for_events_where_pods_do_not_explain_their_state() -> None:
     kinds = {GET_JOB: "jobs/quota-exceeded", GET_PODS: "pods/quota-exceeded", GET_EVENTS: "events/quota-exceeded-job"}
-    asked, state = status({part: as_run(path, "digits-otter", "overquota") for part, path in kinds.items()})
-    assert lines(asked[2:]) == [
+    commands, state = status({part: as_run(path, "digits-otter", "overquota") for part, path in kinds.items()})
+    assert lines(commands[2:]) == [
         f"{KUBECTL} get events --field-selector type=Warning,involvedObject.name=digits-otter "
         "--ignore-not-found -o json"
     ]
@@ -114,8 +114,8 @@ FILTER = 'sh -c \'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true
 
 def test_logs_of_a_restarted_container_begin_before_the_restart() -> None:
     logs = "kubectl --context lab --namespace ml logs"
-    asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {GET_PODS: RESTARTED})
-    assert lines(asked) == [
+    commands, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {GET_PODS: RESTARTED})
+    assert lines(commands) == [
         f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json",
         *(
             f"{FILTER} -vE '^([^ []+ )?\\[node[0-9]+\\] ddprun-record ' "
@@ -124,24 +124,20 @@ def test_logs_of_a_restarted_container_begin_before_the_restart() -> None:
             for previous in (" --previous", "")
         ),
     ]
-    asked, _ = perform(TARGET.logs(RUN, LogQuery(nodes=(1,), timestamps=True)), {GET_PODS: RESTARTED})
-    assert lines(asked)[1].endswith("digits-otter-worker-1 --container pytorch --timestamps --previous")
+    commands, _ = perform(TARGET.logs(RUN, LogQuery(nodes=(1,), timestamps=True)), {GET_PODS: RESTARTED})
+    assert lines(commands)[1].endswith("digits-otter-worker-1 --container pytorch --timestamps --previous")
 
 
 def test_logs_of_a_node_and_of_ranks_are_filtered_by_their_prefix() -> None:
-    asked, _ = perform(TARGET.logs(RUN, LogQuery(nodes=(1,), ranks=(2, 3))), {GET_PODS: RUNNING})
-    assert lines(asked[1:]) == [
+    commands, _ = perform(TARGET.logs(RUN, LogQuery(nodes=(1,), ranks=(2, 3))), {GET_PODS: RUNNING})
+    assert lines(commands[1:]) == [
         f"{FILTER} -E '^([^ []+ )?.?\\[node[0-9]+ rank(2|3)\\] ' "
         "kubectl --context lab --namespace ml logs digits-otter-worker-1 --container pytorch"
     ]
-
-
-def test_logs_of_a_rank_that_does_not_exist_are_refused_without_a_question() -> None:
-    asked: list[Command] = []
-    with pytest.raises(NoInputError) as error:
-        perform(TARGET.logs(RUN, LogQuery(ranks=(9,))), {}, asked)
-    assert asked == []
-    assert all(fact in str(error.value) for fact in ("digits-otter", "0 to 1", "0 to 3"))
+    commands = []
+    with refused(NoInputError, "digits-otter", "0 to 1", "0 to 3"):
+        perform(TARGET.logs(RUN, LogQuery(ranks=(9,))), {}, commands)
+    assert commands == []
 
 
 NAMED = "digits-otter --ignore-not-found --wait=false"
@@ -152,48 +148,40 @@ AWAIT = "kubectl --context lab --namespace ml wait pods --for=delete --selector 
 
 
 def test_stop_deletes_the_job_and_all_that_belongs_to_it_and_waits_for_its_grace() -> None:
-    asked, gone = perform(TARGET.stop(RUN, signal="TERM"), {})
-    assert lines(asked) == [LIST_PODS, DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
+    commands, gone = perform(TARGET.stop(RUN, signal="TERM"), {})
+    assert lines(commands) == [LIST_PODS, DELETE_JOB, DELETE_REST, f"{AWAIT} --timeout=70s", LIST_PODS]
     assert gone
 
 
 def test_stop_with_kill_deletes_the_pods_and_reports_those_that_remain() -> None:
-    asked, gone = perform(TARGET.stop(RUN, signal="KILL"), {GET_PODS: RESTARTED})
+    commands, gone = perform(TARGET.stop(RUN, signal="KILL"), {GET_PODS: RESTARTED})
     selected = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
     pods = f"{KUBECTL} delete pods {selected} --grace-period=1"
-    assert lines(matching(asked, " delete ")) == [DELETE_JOB, pods, DELETE_REST]
-    assert lines(asked[-2:]) == [f"{AWAIT} --timeout=30s", LIST_PODS]
+    assert lines(matching(commands, " delete ")) == [DELETE_JOB, pods, DELETE_REST]
+    assert lines(commands[-2:]) == [f"{AWAIT} --timeout=30s", LIST_PODS]
     assert not gone
-
-
-def test_stop_without_waiting_does_not_wait() -> None:
-    asked, gone = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
-    assert (matching(asked, " wait "), gone) == ([], False)
+    commands, gone = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
+    assert (matching(commands, " wait "), gone) == ([], False)
 
 
 def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_have_ended() -> None:
     answers = {GET_PODS: RUNNING, " logs ": Output(returncode=0, stdout="2026-11-20T09:00:00.1Z [node0] ready\n")}
-    asked, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
-    logs = matching(asked, " logs ")
+    commands, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), answers)
+    logs = matching(commands, " logs ")
     follow = [line.endswith("--timestamps --follow") for line in lines(logs)]
     assert follow == [False, False, True, True]
     assert [command.timeout_s for command in logs] == [15.0, 15.0, 70.0, 70.0]
-    steps = [asked.index(logs[1]), asked.index(only(asked, DELETE_JOB)), asked.index(logs[2])]
+    steps = [commands.index(logs[1]), commands.index(only(commands, DELETE_JOB)), commands.index(logs[2])]
     assert steps == sorted(steps)
-    run, nodes = matching(asked, "kubernetes.files")[-1].call.args
+    run, nodes = matching(commands, "kubernetes.files")[-1].call.args
     assert (run, nodes[1]) == (RUN, {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"})
 
 
-def test_logs_of_a_stopped_run_are_those_that_were_saved() -> None:
-    path = "/state/digits-otter/node-1/node.log"
-    asked, _ = perform(TARGET.logs(RUN, LogQuery(tail=5)), {"ls ": Output(returncode=2, stdout=f"{path}\n")})
-    assert asked[-1].argv[-2:] == ("5", path)
-    assert asked[-1].mode == "stream"
-
-
-def test_stop_without_the_right_to_delete_is_an_error_that_names_the_role() -> None:
+def test_a_stop_without_the_right_names_the_role_and_a_resume_of_what_is_gone_names_the_launch() -> None:
     with refused(ConfigError, "k8s/rbac.yaml"):
         perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})
+    with refused(ConfigError, "ddpctl launch --resume digits-otter"):
+        perform(TARGET.suspend(RUN, again=True), {" patch ": recorded("bad/get-notfound")})
 
 
 INTERRUPTED = replace(KEPT, handle={}, uid=UID.stdout)
@@ -228,13 +216,13 @@ def test_stop_of_an_interrupted_launch_deletes_only_what_has_its_uid(
 ) -> None:
     answers: dict[str, Answer] = {f"get {kind}": output for kind, output in labels.items()}
     answers |= {"get secrets": NO_RIGHT} if labels else {}
-    asked, gone = perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster(answers))
+    commands, gone = perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster(answers))
     label = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
-    assert lines(matching(asked, OF_LABEL)) == [
+    assert lines(matching(commands, OF_LABEL)) == [
         f"{KUBECTL} get {kind} digits-otter --ignore-not-found -o {label}" for kind in KINDS
     ]
-    assert lines(matching(asked, " delete ")) == deletes
-    assert lines(asked[-2:]) == [
+    assert lines(matching(commands, " delete ")) == deletes
+    assert lines(commands[-2:]) == [
         f"kubectl --context lab --namespace ml wait pods --for=delete --selector {SELECTOR} --timeout=30s",
         f"{KUBECTL} get pods --selector {SELECTOR} --ignore-not-found -o json",
     ]
@@ -242,10 +230,10 @@ def test_stop_of_an_interrupted_launch_deletes_only_what_has_its_uid(
 
 
 def test_stop_of_an_interrupted_launch_deletes_nothing_while_the_cluster_does_not_answer() -> None:
-    asked: list[Command] = []
+    commands: list[Command] = []
     with pytest.raises(UnavailableError):
-        perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster({OF_LABEL: UNREACHABLE}), asked)
-    assert matching(asked, " delete ") == []
+        perform(TARGET.stop(INTERRUPTED, signal="KILL"), cluster({OF_LABEL: UNREACHABLE}), commands)
+    assert matching(commands, " delete ") == []
 
 
 def in_queue(**annotations: str) -> Output:
@@ -259,28 +247,25 @@ def in_queue(**annotations: str) -> Output:
     return replace(output, stdout=json.dumps(answer))
 
 
-def test_a_job_that_its_queue_has_suspended_is_pending_and_is_not_resumed_past_the_queue() -> None:
-    _, state = status({GET_JOB: in_queue()})
-    assert state.state == "pending"
-    assert_names(state.message, "gpus")
-    asked: list[Command] = []
-    with refused(ConfigError, "gpus"):
-        perform(TARGET.suspend(RUN, again=True), {GET_JOB: in_queue()}, asked)
-    assert matching(asked, " patch ") == []
-
-
-@pytest.mark.parametrize("annotations", [{}, {"ddpctl.suspended": "true"}], ids=["by its queue", "by a user"])
-def test_a_suspended_job_is_stopping_until_its_pods_have_ended(annotations: dict[str, str]) -> None:
-    pods = as_run("pods/running", "digits-otter", "running")
-    _, state = status({GET_JOB: in_queue(**annotations), GET_PODS: pods})
-    assert state.state == "stopping"
-
-
-def test_a_job_in_a_queue_that_a_user_has_suspended_is_resumed() -> None:
-    job = in_queue(**{"ddpctl.suspended": "true"})
-    assert status({GET_JOB: job})[1].state == "suspended"
-    asked, _ = perform(TARGET.suspend(RUN, again=True), {GET_JOB: job})
-    assert len(matching(asked, " patch ")) == 1
+@pytest.mark.parametrize(
+    ("annotations", "suspended"),
+    [({}, "pending"), ({"ddpctl.suspended": "true"}, "suspended")],
+    ids=["by its queue", "by a user"],
+)
+def test_a_job_that_a_user_has_suspended_is_resumed_and_one_of_its_queue_is_not(
+    annotations: dict[str, str], suspended: str
+) -> None:
+    job = in_queue(**annotations)
+    assert status({GET_JOB: job, GET_PODS: RUNNING})[1].state == "stopping", "until its pods have ended"
+    assert status({GET_JOB: job})[1].state == suspended
+    commands: list[Command] = []
+    if annotations:
+        perform(TARGET.suspend(RUN, again=True), {GET_JOB: job}, commands)
+    else:
+        assert_names(status({GET_JOB: job})[1].message, "gpus")
+        with refused(ConfigError, "gpus"):
+            perform(TARGET.suspend(RUN, again=True), {GET_JOB: job}, commands)
+    assert len(matching(commands, " patch ")) == len(annotations)
 
 
 def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
@@ -297,11 +282,6 @@ def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
     assert [report.note == f"digits-otter-worker-{node}: exit code 3" for node, report in enumerate(state.nodes)]
 
 
-def test_suspend_of_a_job_that_is_gone_names_the_launch_that_resumes_it() -> None:
-    with refused(ConfigError, "ddpctl launch --resume digits-otter"):
-        perform(TARGET.suspend(RUN, again=True), {" patch ": recorded("bad/get-notfound")})
-
-
 @pytest.mark.parametrize(("uid", "state"), [(OTHER_UID.stdout, "lost"), (UID.stdout, "running")])
 def test_status_reads_no_objects_of_another_launch_with_the_same_name(uid: str, state: str) -> None:
     job, pods = (
@@ -313,11 +293,11 @@ def test_status_reads_no_objects_of_another_launch_with_the_same_name(uid: str, 
 
 def test_no_verb_touches_objects_of_another_launch_with_the_same_name() -> None:
     run = replace(RUN, uid=UID.stdout)
-    asked, gone = perform(TARGET.stop(run, signal="KILL"), {OF_LABEL: OTHER_UID})
-    assert (lines(matching(asked, " delete ")), gone) == ([DELETE_PODS], True)
-    asked = []
+    commands, gone = perform(TARGET.stop(run, signal="KILL"), {OF_LABEL: OTHER_UID})
+    assert (lines(matching(commands, " delete ")), gone) == ([DELETE_PODS], True)
+    commands = []
     with pytest.raises(ConfigError):
-        perform(TARGET.suspend(run, again=False), {OF_LABEL: OTHER_UID}, asked)
-    assert matching(asked, " patch ") == []
-    asked, _ = perform(TARGET.execute(run, node=0, argv=("ls",), tty=False), {GET_PODS: RUNNING})
-    assert SELECTOR in lines(asked)[0]
+        perform(TARGET.suspend(run, again=False), {OF_LABEL: OTHER_UID}, commands)
+    assert matching(commands, " patch ") == []
+    commands, _ = perform(TARGET.execute(run, node=0, argv=("ls",), tty=False), {GET_PODS: RUNNING})
+    assert SELECTOR in lines(commands)[0]

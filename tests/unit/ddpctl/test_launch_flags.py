@@ -188,22 +188,15 @@ def test_a_command_becomes_the_program_that_ddprun_starts(command: tuple[str, ..
     assert program(command) == arguments
 
 
-def test_a_module_is_no_file() -> None:
-    assert script_of(("-m", "project.train")) is None
-    assert script_of(("train.py", "x")) == "train.py"
-
-
-def test_a_title_has_nodes_ranks_and_the_script_without_its_arguments() -> None:
-    assert title(JobSpec()) == "1 node x 1 rank of ddptrain"
-    assert title(JobSpec(nodes="1:4", gpus=2, command=("src/train.py", "--lr", "1"))) == (
-        "1:4 nodes x 2 ranks of src/train.py"
+def test_a_command_has_a_script_a_title_without_arguments_and_a_line_for_a_shell() -> None:
+    assert [script_of(("-m", "project.train")), script_of(("train.py", "x"))] == [None, "train.py"], (
+        "a module is no file"
     )
-
-
-def test_a_command_line_is_quoted_for_a_shell() -> None:
-    assert command_line(JobSpec(command=("train.py", "a b"))) == "train.py 'a b'"
-    assert command_line(JobSpec(command=("--epochs", "3"))) == "ddptrain --epochs 3"
-    assert command_line(JobSpec(command=("-m", "project.train"))) == "-m project.train"
+    job = JobSpec(nodes="1:4", gpus=2, command=("src/train.py", "--lr", "1"))
+    titles = ["1 node x 1 rank of ddptrain", "1:4 nodes x 2 ranks of src/train.py"]
+    assert [title(JobSpec()), title(job)] == titles
+    lines = {("train.py", "a b"): "train.py 'a b'", ("--epochs", "3"): "ddptrain --epochs 3", ("-m", "a.b"): "-m a.b"}
+    assert {command: command_line(JobSpec(command=command)) for command in lines} == lines
 
 
 def test_the_contract_and_arguments_of_a_node() -> None:

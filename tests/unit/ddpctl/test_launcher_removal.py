@@ -30,31 +30,31 @@ def disk_usage(run: Run, *answers: Output, dry_run: bool) -> tuple[list[Command]
     """What is asked elsewhere about a run, and its folders or the error. Several answers are those of the hosts."""
     output = by_host(*answers) if len(answers) > 1 else answers[0] if answers else {}
     here = f"\ncd {Path(run.folder).parent} "
-    asked, (usage,) = perform(removal._disk_usage([run], dry_run=dry_run), {here: OK, "": output})
-    return [command for command in asked if here not in str(command.stdin)], usage
+    commands, (usage,) = perform(removal._disk_usage([run], dry_run=dry_run), {here: OK, "": output})
+    return [command for command in commands if here not in str(command.stdin)], usage
 
 
 def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
     on_hosts = replace(ON_HOSTS, options={"hosts": [asdict(host) for host in HOSTS]}, folder=str(tmp_path / "night"))
-    asked, left = disk_usage(on_hosts, LOOKED, Output(returncode=0), dry_run=True)
+    commands, remaining = disk_usage(on_hosts, LOOKED, Output(returncode=0), dry_run=True)
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=True)
-    assert asked == [
+    assert commands == [
         Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=120.0, probe=True) for host in HOSTS
     ]
     path = "~/.ddpctl/runs/night"
-    assert left == (
+    assert remaining == (
         DiskUsage(path=path, host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big/checkpoints",)),
         DiskUsage(path=path, host="box2"),
         DiskUsage(path=on_hosts.folder),
     )
-    asked, _ = disk_usage(on_hosts, LOOKED, LOOKED, dry_run=False)
+    commands, _ = disk_usage(on_hosts, LOOKED, LOOKED, dry_run=False)
     text = claims.remove_invalid(scripts.claims_folder("~/.ddpctl"))
     text = removal.disk_usage_script("~/.ddpctl/runs", ["night"], dry_run=False, outside=text)
-    assert {(command.stdin, command.timeout_s, command.probe) for command in asked} == {(text, 1800.0, False)}
+    assert {(command.stdin, command.timeout_s, command.probe) for command in commands} == {(text, 1800.0, False)}
     own, other = (run_store.folders_above(f"box1:~/.ddpctl/runs/{name}/checkpoints") for name in ("night", "night-2"))
-    assert left[0].names & own
-    assert left[1].names & own, "one home may be that of many hosts"
-    assert not left[0].names & other
+    assert remaining[0].names & own
+    assert remaining[1].names & own, "one home may be that of many hosts"
+    assert not remaining[0].names & other
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_a_node_that_is_alive_keeps_its_folder(tmp_path: Path) -> None:
 
 def test_rm_lists_the_folders_the_bytes_and_what_is_kept() -> None:
     here = DiskUsage(path="/s/night", size=4096)
-    there = DiskUsage(path="~/.ddpctl/runs/night", host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big",))
-    total, *folders = formatting.removed_lines(ON_HOSTS, (there, here), dry_run=True)
+    usage = DiskUsage(path="~/.ddpctl/runs/night", host="box1", size=3_072_000, checkpoints=2_048_000, stays=("/big",))
+    total, *folders = formatting.removed_lines(ON_HOSTS, (usage, here), dry_run=True)
     assert ("night" in total, "3.1 MB" in total, "2.0 MB" in total) == (True, True, True)
     assert [line.split(maxsplit=1)[0] for line in folders] == ["folder", "folder", "kept"]
     assert [line.split()[1] for line in folders] == ["box1:~/.ddpctl/runs/night", "/s/night", "/big"]

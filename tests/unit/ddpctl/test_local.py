@@ -50,15 +50,15 @@ def submit(
 
 
 def test_submit_checks_the_machine_and_starts_every_node() -> None:
-    asked, submission = submit()
-    assert {shell_line(command) for command in asked if command.mode == "capture"} >= {
+    commands, submission = submit()
+    assert {shell_line(command) for command in commands if command.mode == "capture"} >= {
         "/venv/bin/python -P -m ddprun.nodectl gpus",
         f"/venv/bin/python -c '{CHECK_PYTHON}'",
         "/venv/bin/python -P -m ddprun.nodectl port",
         "cd /project && test -f train.py",
     }
-    assert only(asked, "urandom").argv[-1] == PLAN.folder
-    nodes = matching(asked, START)
+    assert only(commands, "urandom").argv[-1] == PLAN.folder
+    nodes = matching(commands, START)
     assert [shell_line(command) for command in nodes] == [
         "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "
         f"PET_NODE_RANK={node} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=40001 DDP_RUN_ID=digits-otter "
@@ -106,8 +106,8 @@ NODE = {"run": "digits-otter", "node": 0, "pid": 7, "state": "training", "starte
 def show(*nodes: tuple[bool, dict[str, object] | None, dict[str, object] | None], now: float = 1002.0) -> RunStatus:
     lines = [json.dumps({"dir": "d", "alive": a, "node": n, "outcome": o}) for a, n, o in nodes]
     answer = Output(returncode=0, stdout="\n".join(lines) + "\n")
-    asked, (state,) = perform(TARGET.status((RUN,), now=now), {"": answer})
-    assert shell_line(only(asked)) == (
+    commands, (state,) = perform(TARGET.status((RUN,), now=now), {"": answer})
+    assert shell_line(only(commands)) == (
         "/venv/bin/python -P -m ddprun.nodectl show /runs/digits-otter/node-0 /runs/digits-otter/node-1"
     )
     return state
@@ -148,8 +148,8 @@ def test_the_status_of_a_run_follows_from_its_nodes() -> None:
 
 def test_logs_ask_for_the_nodes_and_ranks_of_the_query() -> None:
     query = LogQuery(follow=True, nodes=(1,), ranks=(2, 3), tail=5)
-    asked, _ = perform(TARGET.logs(RUN, query), {})
-    assert shell_line(only(asked)) == (
+    commands, _ = perform(TARGET.logs(RUN, query), {})
+    assert shell_line(only(commands)) == (
         "/venv/bin/python -P -m ddprun.nodectl logs --follow --node=1 --rank=2 --rank=3 --tail=5 /runs/digits-otter"
     )
     with pytest.raises(NoInputError, match="digits-otter"):
@@ -165,8 +165,8 @@ def test_stop_signals_every_node_and_says_whether_all_have_ended(
 ) -> None:
     last = "false" if gone else "true"
     answer = Output(returncode=0, stdout=f'{{"alive": false}}\n{{"alive": {last}}}\n')
-    asked, ended = perform(TARGET.stop(RUN, signal=signal, wait=wait), {"": answer})
-    assert (shell_line(only(asked)), ended) == (
+    commands, ended = perform(TARGET.stop(RUN, signal=signal, wait=wait), {"": answer})
+    assert (shell_line(only(commands)), ended) == (
         f"/venv/bin/python -P -m ddprun.nodectl signal --signal {signal} --wait {wait_s} "
         "/runs/digits-otter/node-0 /runs/digits-otter/node-1",
         gone,
@@ -270,8 +270,8 @@ def test_a_machine_that_cannot_be_asked() -> None:
 
 def test_local_asks_one_shell_for_all_nodes() -> None:
     probe = Probe(files=("a",), max_bytes=9, request="7")
-    asked, results = perform(TARGET.probe(RUN, probe), {"": Output(returncode=1)})
-    command = only(asked)
+    commands, results = perform(TARGET.probe(RUN, probe), {"": Output(returncode=1)})
+    command = only(commands)
     folders = [f"/runs/digits-otter/node-{node}" for node in range(2)]
     assert (command.argv, command.stdin) == (("/bin/sh",), probe_script(probe, folders))
     assert [result.node for result in results] == [0, 1]

@@ -108,24 +108,19 @@ class Cell:
         self.outputs.append(data)
 
 
-def test_the_last_picture_is_the_runs_end_also_where_nothing_was_shown_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reports", [True, False])
+def test_the_last_picture_is_the_runs_end_and_a_run_that_reports_nothing_has_none(
+    tmp_path: Path, reports: bool
+) -> None:
     cell = Cell()
     progress = Progress(tmp_path, cell)
     progress.update()  # there is no history yet
-    write(tmp_path, row(30, loss=2.0))
+    rows = [row(30, loss=2.0), row(90, loss=1.0)] if reports else [{"time": 1000.0}] * 2
+    write(tmp_path, *rows[:1])
     progress.update()  # it is not time yet
-    write(tmp_path, row(30, loss=2.0), row(90, loss=1.0))
+    write(tmp_path, *rows)
     progress.update(last=True)
-    assert [output["text/plain"] for output in cell.outputs] == ["step 90   loss 1.0000"]
-
-
-def test_a_run_that_reports_nothing_shows_nothing(tmp_path: Path) -> None:
-    cell = Cell()
-    progress = Progress(tmp_path, cell)
-    write(tmp_path, {"time": 1000.0})
-    progress.update()
-    progress.update(last=True)
-    assert cell.outputs == []
+    assert [output["text/plain"] for output in cell.outputs] == ["step 90   loss 1.0000"] * reports
 
 
 def test_the_line_says_how_far_it_is() -> None:

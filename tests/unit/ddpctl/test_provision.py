@@ -22,21 +22,21 @@ def provisioning(*extra: str, tags: str = "", playbook: Playbook = "site", check
 
 def play(verb: Verb[dict[str, HostResult]], *recaps: object) -> tuple[list[str], dict[str, HostResult]]:
     """The playbooks' command lines, and what the verb returns when they end with these recaps."""
-    lines, left = [], list(recaps)
+    lines, remaining = [], list(recaps)
     commands = next(verb)
     try:
         while True:
             (command,) = commands
             lines += [" ".join(command.argv)] if command.argv[0] == ANSIBLE else []
-            commands = verb.send((answer(command, left),))
+            commands = verb.send((answer(command, remaining),))
     except StopIteration as stop:
-        assert left == []
+        assert remaining == []
         return lines, stop.value
 
 
-def answer(command: Command, left: list[object]) -> Output:
+def answer(command: Command, remaining: list[object]) -> Output:
     if command.argv == ("cat", RECAP):
-        recap = left.pop(0)
+        recap = remaining.pop(0)
         return Output(returncode=1) if recap is None else Output(returncode=0, stdout=json.dumps(recap))
     assert command.argv[0] in (ANSIBLE, "rm")
     return Output(returncode=0)

@@ -139,6 +139,7 @@ def verdicts(runs: Runs) -> dict[str, str]:
 
 def test_a_sound_script_has_no_fault() -> None:
     assert verdicts(sound()) == dict.fromkeys(QUESTIONS, "ok")
+    assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence, "the step of its weights"
 
 
 def each(runs: Runs, kind: str, change: Callable[[dict[str, Any]], None], *only: tuple[str, str]) -> None:
@@ -205,21 +206,9 @@ def wrong_sample(runs: Runs) -> None:
             step["batches"] = [batch(rank, number)]
 
 
-def epoch_again(runs: Runs) -> None:
-    runs["resume", "term"] = run(*ranks(AT, STEPS + BATCHES))
-
-
-def other_shuffle(runs: Runs) -> None:
-    each(runs, "step", lambda step: step["batches"][0][1].__setitem__(0, 11 - step["batches"][0][1][0]), ("disk", ""))
-
-
 def empty_optimizer(runs: Runs) -> None:
     for rank in second_starts(runs):
         rank["begin"][0]["state"] = ""
-
-
-def other_rate(runs: Runs) -> None:
-    each(runs, "step", lambda step: step.update(lr=[0.2]), ("resume", "term"))
 
 
 def one_rank_starts_over(runs: Runs) -> None:
@@ -253,10 +242,7 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
     "no save on SIGUSR1 alone": (does_not_save("usr1"), set()),  # ddpctl sends it only if it is asked to
     "no checkpoint is loaded": (starts_over, {"save-term", "resume", "kill-rank", "kill-node"}),
     "the wrong batch": (wrong_sample, {"resume-data"}),
-    "an epoch is done again": (epoch_again, {"resume-data"}),
-    "another shuffle": (other_shuffle, {"resume-data"}),
     "the optimizer's state is lost": (empty_optimizer, {"resume-optimizer"}),
-    "another learning rate": (other_rate, {"resume-optimizer"}),
     "different checkpoints": (one_rank_starts_over, {"resume-optimizer", "same-checkpoint"}),
     "a resume that hangs": (ended(("resume", "term"), hung=True), {"same-checkpoint"}),
     "all steps are lost": (loses_all, {"kill-rank"}),
@@ -268,60 +254,24 @@ FAULTS: dict[str, tuple[Callable[[Runs], None], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_and_no_other(name: str) -> None:
+@pytest.mark.parametrize(("change", "expected"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_named_and_no_other(change: Callable[[Runs], None], expected: set[str]) -> None:
     runs = sound()
-    change, expected = FAULTS[name]
     change(runs)
     rows = rows_of(runs)
     assert {key for key, row in rows.items() if row.verdict == "fault"} == expected
     assert all(bool(row.mend) == (row.verdict == "fault") for row in rows.values())
 
 
-@pytest.mark.parametrize(
-    "samples",
-    [lambda rank, *_: rank, lambda rank, epoch, place: 40 * (place * WORLD + rank) + epoch],
-    ids=["a sampler with replacement", "a part of the data set"],
-)
-def test_a_sampler_of_a_kind_that_is_not_known_is_not_accused(samples: Callable[[int, int, int], int]) -> None:
-    runs = sound()
-    with_batches(samples)(runs)
-    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok") | {"samples": "unknown"}
-
-
-@pytest.mark.parametrize(("shift", "verdict"), [(0, "ok"), (1, "fault"), (100, "unknown")])
-def test_without_numbers_of_samples_the_inputs_of_the_model_are_compared(shift: int, verdict: str) -> None:
-    runs = sound()
-    for rank in (rank for facts in runs.values() for rank in facts["processes"]):
-        rank["loader"] = []
-    each(runs, "step", lambda step: step.update(input=f"x{int(step['input'][1:]) - shift}"), ("resume", "term"))
-    assert verdicts(runs)["resume-data"] == verdict
-
-
-def test_the_samples_of_an_evaluation_may_be_the_same_on_all_ranks() -> None:
+@pytest.mark.parametrize(("step", "time"), [(BATCHES, BATCHES + 0.5), (2, 2.5)], ids=["after an epoch", "in a step"])
+def test_an_evaluation_between_a_batch_and_its_step_is_no_training(step: int, time: float) -> None:
+    """Its samples may be the same on all ranks."""
     runs, evaluation = sound(), 100
     for rank in runs["plain", ""]["processes"]:
-        rank["step"][BATCHES]["batches"] = [(evaluation, [0, 1, 2]), *rank["step"][BATCHES]["batches"]]
-        rank["epoch"].insert(1, {"epoch": evaluation, "time": BATCHES + 0.5, "batches": []})
+        batches = rank["step"][step]["batches"]
+        batches.insert(0 if step == BATCHES else len(batches), (evaluation, [0, 1, 2]))
+        rank["epoch"].insert(step // BATCHES, {"epoch": evaluation, "time": time, "batches": []})
     assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
-
-
-def test_an_evaluation_between_a_batch_and_its_step_is_no_training() -> None:
-    runs, evaluation = sound(), 100
-    for rank in runs["plain", ""]["processes"]:
-        rank["step"][2]["batches"].append((evaluation, [0, 1, 2]))
-        rank["epoch"].insert(0, {"epoch": evaluation, "time": 2.5, "batches": []})
-    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
-
-
-def test_samples_without_integers_have_no_order() -> None:
-    runs = sound()
-    with_batches(lambda rank, _, place: -1 - 5 * (place * WORLD + rank) % (BATCHES * WORLD))(runs)
-    assert verdicts(runs)["order"] == "unknown"
-
-
-def test_the_step_of_a_resume_is_that_of_its_weights() -> None:
-    assert f"kill-rank: after step {EVERY} of {AT}" in rows_of(sound())["resume"].evidence
 
 
 def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() -> None:
@@ -335,9 +285,24 @@ def test_a_step_that_does_not_change_the_weights_is_told_apart_by_the_state() ->
     assert (answers["resume"], answers["kill-rank"]) == ("unknown", "unknown")
 
 
-def test_without_a_step_nothing_is_concluded() -> None:
-    silent = run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)
-    assert verdicts({("plain", ""): silent}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
+UNKNOWN = {"group": "unknown", "steps": "unknown", "left": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ({("plain", ""): run(*(rank | {"begin": [], "step": []} for rank in ranks()), code=3)}, UNKNOWN),
+        ({("plain", ""): run(*ranks(0, 0), code=3)}, UNKNOWN),
+        (sound() | {("plain", ""): run(*ranks(), code=3)}, {"group": "fault"}),
+    ],
+    ids=["no step", "the first step fails", "the undisturbed run fails"],
+)
+def test_a_run_that_fails_without_a_step_is_unknown_and_after_one_a_fault(runs: Runs, expected: dict[str, str]) -> None:
+    assert verdicts(runs) == expected
+
+
+def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
+    assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
 def test_a_script_that_needs_gpus_is_judged_with_cpus_in_their_place() -> None:
@@ -346,19 +311,6 @@ def test_a_script_that_needs_gpus_is_judged_with_cpus_in_their_place() -> None:
     assert {row.verdict for row in rows.values()} == {"ok"}
     assert_names(rows["steps"].evidence, "GPUs")
     assert_names(rows_of(needs | {("plain", ""): run(*ranks(0, 0), code=4)})["group"].evidence, "3", "4", "GPUs")
-
-
-def test_a_run_that_fails_in_its_first_step_is_unknown() -> None:
-    failed = run(*ranks(0, 0), code=3)
-    assert verdicts({("plain", ""): failed}) == {"group": "unknown", "steps": "unknown", "left": "ok"}
-
-
-def test_an_undisturbed_run_that_fails_is_the_only_fault() -> None:
-    assert verdicts(sound() | {("plain", ""): run(*ranks(), code=3)}) == {"group": "fault"}
-
-
-def test_a_second_launch_that_takes_no_step_is_a_fault() -> None:
-    assert verdicts(sound() | {("resume", "term"): run(code=3)})["resume"] == "fault"
 
 
 @pytest.mark.parametrize(
@@ -371,80 +323,19 @@ def test_a_file_after_a_signal_is_a_checkpoint_only_in_the_folder_for_them(path:
     assert verdicts(runs)["save-int"] == verdict
 
 
-def test_the_stages_of_a_pipeline_have_different_weights() -> None:
-    runs = sound()
-    different_weights(runs)
-    runs["plain", ""]["processes"][1]["begin"][0]["weights"] += " of another stage"
-    assert verdicts(runs)["group"] == "unknown"
-
-
-def test_the_ranks_of_a_sharded_model_may_read_the_same_batches() -> None:
-    runs = sound()
-    same_samples(runs)
-    each(runs, "begin", lambda begin: begin.update(sharded=True))
-    assert verdicts(runs)["samples"] == "unknown"
-
-
-def test_a_start_with_other_weights_is_not_known_to_begin_at_step_1() -> None:
-    runs = sound()
-    starts_over(runs)
-    for rank in second_starts(runs):
-        rank["begin"][0]["weights"] = "others"
-    assert verdicts(runs)["resume"] == "unknown"
-
-
-def test_a_second_run_with_fewer_steps_leaves_unknown_what_compares_runs() -> None:
-    runs = sound() | {("again", ""): run(*ranks(AT))}
-    starts_over(runs)
-    runs["again", ""]["processes"] = ranks(0, AT)
-    answers = verdicts(runs)
-    assert {answers[name] for name in ("repeatable", "resume", "kill-rank", "save-term")} == {"unknown"}
-    assert "fault" not in answers.values()
-
-
-def test_a_node_that_was_killed_may_begin_again_with_its_first_attempt() -> None:
-    runs = sound()
-    each(runs, "start", lambda start: start.update(attempt=1), ("kill-node", ""))
-    assert verdicts(runs) == dict.fromkeys(QUESTIONS, "ok")
-
-
-def test_epochs_of_ranks_with_different_numbers_of_steps_are_not_compared() -> None:
-    runs = sound()
-    for key in (("plain", ""), ("again", "")):
-        late = runs[key]["processes"][1]  # it has loaded what rank 0 has saved in the same run
-        late["step"], late["epoch"] = late["step"][BATCHES:], late["epoch"][1:]
-    assert verdicts(runs)["samples"] == "unknown"
-
-
 def test_what_could_not_be_recorded_is_unknown() -> None:
     runs = sound()
     runs["plain", ""]["processes"][0]["error"].append({"error": "_on_batch: TypeError()", "time": 1.0})
     assert verdicts(runs)["steps"] == "unknown"
 
 
-def test_rows_of_scenarios_that_were_not_run_are_left_out() -> None:
+def test_rows_of_scenarios_that_were_not_run_are_left_out_and_unknown_in_an_interrupted_rehearsal() -> None:
     runs = {key: facts for key, facts in sound().items() if key[0] in ("plain", "again", "int")}
     assert {*verdicts(runs)} == {"group", "steps", "repeatable", "samples", "order", "save-int", "left"}
-
-
-def test_what_an_interrupted_rehearsal_did_not_run_is_unknown() -> None:
     assert {row.verdict for row in judge([], ["int"])} == {"unknown"}
-    facts = [{"scenario": a, "after": b, **run} for (a, b), run in sound().items() if a in ("plain", "again", "int")]
+    facts = [{"scenario": a, "after": b, **run} for (a, b), run in runs.items()]
     answers = {row.id: row.verdict for row in judge(facts, ["int", "raise"])}
     assert (answers["save-int"], answers["raise"], answers.get("slow")) == ("ok", "unknown", None)
-
-
-def test_a_run_that_was_cut_leaves_unknown_what_comes_later() -> None:
-    runs = sound()
-    for rank in runs["plain", ""]["processes"]:
-        rank.update(cut=[{"cut": STEPS, "time": 9.0}], end=[], epoch=rank["epoch"][:1])
-    assert {name for name, verdict in verdicts(runs).items() if verdict == "unknown"} == {"order"}
-    leaves(runs, "term")
-    assert verdicts(runs)["left"] == "fault"
-    for name in ("term", "usr1", "int"):
-        for rank in runs[name, ""]["processes"]:
-            rank["end"] = []
-    assert verdicts(runs)["left"] == "unknown"
 
 
 def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None:
@@ -452,12 +343,6 @@ def test_a_script_that_is_not_seeded_is_compared_by_samples_and_states() -> None
     each(runs, "step", lambda step: step.update(loss=9.0, probe=[-9.0]), ("again", ""))
     answers = verdicts(runs)
     assert (answers["repeatable"], answers["resume-weights"], answers["resume-data"]) == ("unknown", "unknown", "ok")
-
-
-def test_a_loss_that_is_not_a_number_is_named() -> None:
-    runs = sound()
-    runs["plain", ""]["processes"][0]["step"][2]["loss"] = float("nan")
-    assert verdicts(runs)["repeatable"] == "unknown"
 
 
 def a_run(*command: str) -> Run:

@@ -24,23 +24,17 @@ def ended(report: NodeReport, outcome: Outcome) -> NodeReport:
     return replace(report, alive=False, outcome=outcome)
 
 
-def test_waiting_spare_is_not_counted_as_a_node() -> None:
+def test_spare_stands_for_the_lost_machine_whose_place_it_has_taken() -> None:
     status = fold_nodes("night", (machine(0), machine(1), machine(2, "spare")), young=False)
     assert (status.state, len(status.nodes)) == ("running", 3)
-    assert ("2 of 2 nodes" in status.message, "1 spare" in status.message) == (True, True)
-
-
-def test_spare_stands_for_the_lost_machine_whose_place_it_has_taken() -> None:
+    assert ("2 of 2 nodes" in status.message, "1 spare" in status.message) == (True, True), "it waits, and is no node"
     nodes = (silent(0), machine(1, attempt=2), machine(2, node=0, attempt=2))
     status = fold_nodes("night", nodes, young=False)
     assert (status.state, "2 of 2 nodes" in status.message, "spare 2 is node 0" in status.message) == (
         "running", True, True,
     )  # fmt: skip
-
-
-def test_last_of_two_spares_that_took_the_same_place_counts() -> None:
     first, second = machine(3, node=0, attempt=2), machine(4, node=0, attempt=3)
-    assert present_nodes((silent(0), first, second)) == (second,)
+    assert present_nodes((silent(0), first, second)) == (second,), "the last one that took the place"
 
 
 def test_run_that_a_cut_off_machine_has_left_goes_on_and_succeeds() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,11 +15,9 @@ import pytest
 from tests.fixtures.nodes import until
 from tests.unit.ddpctl.slurm_standins import Recorded, StandIns
 
-from ddpctl.command import Host
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddpctl.targets.slurm.options import Runtime, SlurmOptions, check_extra
-from ddpctl.targets.slurm.target import SlurmTarget
 from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
 from ddpwire.run_files import read_starts
@@ -81,8 +80,13 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
         }
     ] * 2
     read = [config(call) for call in nodes]
-    assert [(one.max_nodes, one.node_rank, one.local_world_size) for one in read] == [(2, 0, 2), (2, 1, 2)]
-    assert {(one.master_addr, one.master_port, one.run_id) for one in read} == {("10.0.0.1", 61175, "train-4711")}
+    assert [(node_config.max_nodes, node_config.node_rank, node_config.local_world_size) for node_config in read] == [
+        (2, 0, 2),
+        (2, 1, 2),
+    ]
+    assert {(node_config.master_addr, node_config.master_port, node_config.run_id) for node_config in read} == {
+        ("10.0.0.1", 61175, "train-4711")
+    }
 
 
 def test_what_slurm_knows_is_read_from_slurm(stand_ins: StandIns) -> None:
@@ -112,11 +116,16 @@ def test_variables_of_the_job_that_submitted_this_one_are_not_used(stand_ins: St
     assert (task["DDP_RUN_DIR"], task["SLURM_ARRAY_TASK_ID"]) == (str(runs / "train-4700/task-3"), "3")
 
 
-def test_a_script_outside_of_a_job_and_a_folder_that_cannot_be_made_are_refused(stand_ins: StandIns) -> None:
+def test_a_script_outside_of_a_job_a_secret_that_is_not_set_and_a_folder_that_cannot_be_made_are_refused(
+    stand_ins: StandIns,
+) -> None:
     outside = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_ID="")
     assert (outside.code, outside.of("srun"), "SLURM_JOB_ID" in outside.output) == (69, (), True)
-    (stand_ins.folder / "runs/train-4711").mkdir(parents=True)
+    unset = stand_ins.run(replace(JOB, secrets=("TOKEN",)), SlurmOptions())
+    assert (unset.code, unset.of("srun"), "TOKEN" in unset.output) == (78, (), True)
+    (stand_ins.folder / "runs/train-4711").mkdir(parents=True, exist_ok=True)
     for folder in ("runs", "runs/train-4711"):
+        shutil.rmtree(stand_ins.folder / folder / ".targets", ignore_errors=True)
         (stand_ins.folder / folder / ".targets").touch()
     full = stand_ins.run(JOB, SlurmOptions())
     assert (full.code, full.of("srun")) == (73, ())
@@ -153,11 +162,6 @@ def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engin
         assert (inside["TOKEN"], inside["DDP_JOB_ENV"]) == ("hidden", CARRIED)
     removed = [call.argv for call in done.of(engine) if call.argv[0] == "rm"]
     assert removed == [("rm", "--force", f"ddpctl-4711-{node}") for node in (0, 1)]
-
-
-def test_a_secret_that_is_not_set_is_named(stand_ins: StandIns) -> None:
-    done = stand_ins.run(replace(JOB, secrets=("TOKEN",)), SlurmOptions())
-    assert (done.code, done.of("srun"), "TOKEN" in done.output) == (78, (), True)
 
 
 def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
@@ -293,6 +297,12 @@ def test_the_directives_of_every_option() -> None:
         "--reservation=r1", "--constraint=a100&[r1|r2]", "--array=0-3%2", "--exclusive", "--signal=B:USR1@180",
         "--no-requeue", "--open-mode=append", "--mail-type=END", "--licenses=x:2",
     )  # fmt: skip
+    lines = directives(JOB, SlurmOptions(gpu_request="gres", extra=("--gres=disk:10", "--mem=0")))
+    own = [line for line in lines if line.startswith(("--gres", "--mem"))]
+    assert own == ["--gres=gpu:2,disk:10", "--mem=0"], "sbatch takes the last"
+    spares = replace(JOB, nodes="3", spares=2)
+    assert {"--nodes=5", "--no-kill"} <= {*directives(spares, SlurmOptions())}, "it survives the loss of a node"
+    assert [key for key, _ in SlurmOptions(runtime="docker").problems(spares)] == ["job.spares"]
 
 
 @pytest.mark.parametrize(
@@ -305,19 +315,6 @@ def test_an_extra_option_that_is_ours_or_no_option_is_refused(extra: str, cause:
         check_extra((extra,))
 
 
-def test_extra_gres_join_those_of_ddpctl_because_sbatch_takes_the_last() -> None:
-    options = SlurmOptions(gpu_request="gres", extra=("--gres=disk:10", "--mem=0"))
-    lines = directives(JOB, options)
-    assert [line for line in lines if line.startswith(("--gres", "--mem"))] == ["--gres=gpu:2,disk:10", "--mem=0"]
-
-
-def test_allocation_with_spares_is_larger_and_survives_the_loss_of_a_node() -> None:
-    lines = directives(replace(JOB, nodes="3", spares=2), SlurmOptions())
-    assert ("--nodes=5" in lines, "--no-kill" in lines) == (True, True)
-    job = replace(JOB, nodes="3", spares=1)
-    assert [key for key, _ in SlurmOptions(runtime="docker").problems(job)] == ["job.spares"]
-
-
 def test_a_problem_of_the_options_is_named_by_its_key() -> None:
     job = replace(JOB, time_limit="2m", memory="64Gi", env={"SLURM_X": "1"})
     problems = list(SlurmOptions(sif="/x.sif", extra=("--mem=0",)).problems(job))
@@ -326,9 +323,3 @@ def test_a_problem_of_the_options_is_named_by_its_key() -> None:
         fact in message
         for fact, (_, message) in zip(("at least 4m", "'apptainer'", "64Gi", "SLURM_X"), problems, strict=True)
     ] == [True] * 4
-
-
-def test_a_login_node_may_have_a_user_and_a_port() -> None:
-    target = SlurmTarget(SlurmOptions(login="me@login.example:2222", workdir="/scratch"))
-    (verb,) = target.status((), now=0.0).send(None)
-    assert verb.host == Host(address="login.example", user="me", port=2222)

@@ -145,9 +145,3 @@ def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> N
     assert "no answer within 45 s" in silent
     with pytest.raises(UnavailableError):
         Watcher(replace(context, executor=executor), run).probe()
-
-
-def test_what_a_run_says_moves_no_cursor() -> None:
-    view = empty_snapshot(RunStatus(run="night", state="lost", message="\x1b[2Jgone"), 0)
-    assert screen_lines(view, 80)[1] == "\\x1b[2Jgone"
-    assert line(view) == "night  lost: \\x1b[2Jgone"

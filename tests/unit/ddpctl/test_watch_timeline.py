@@ -104,16 +104,6 @@ def timeline(events: list[Event], spans: tuple[Span, ...], status: RunStatus) ->
     return Timeline(run=run, status=status, now=200, spans=spans, **known)
 
 
-def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
-    failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
-    status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
-    spans = (Span(phase="training", begin=100, end=200),)
-    drawn_in = {plain: lines(timeline([failed], spans, status), 60, plain=plain)[-1] for plain in (True, False)}
-    assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
-    for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
-        assert line.isprintable()
-
-
 ROWS = {
     0: ({"time": 0.0}, {"time": 10.0, "n": 100.0, "loss": 2.0}, {"time": 20.0, "n": 300.0}, {"time": 40.0, "n": 100.0}),
     1: ({"time": 0.0, "n": 0.0}, {"time": 20.0, "n": 100.0, "loss": 1.0}),
@@ -121,31 +111,19 @@ ROWS = {
 COURSE = History(nodes=ROWS)  # type: ignore[arg-type]
 
 
-def test_moments_go_evenly_from_the_first_row_to_the_last() -> None:
+def test_a_steady_counter_has_a_steady_rate_whatever_the_moments() -> None:
+    """Moments go evenly to the last row, counters may begin anew, and of gauges the largest counts."""
     assert (COURSE.begin, COURSE.end) == (0.0, 40.0)
     assert COURSE.moments(3) == (0.0, 20.0, 40.0)
     assert COURSE.moments(100) == pytest.approx((0.0, 40 / 3, 80 / 3, 40.0))
-    assert History(nodes={}).moments(9) == ()
-    assert History(nodes={0: ({"time": 3.0},)}).moments(9) == ()
-
-
-def test_counters_grow_over_all_nodes_and_may_be_begun_anew() -> None:
+    assert [History(nodes=nodes).moments(9) for nodes in ({}, {0: ({"time": 3.0},)})] == [(), ()]
     moments = (0.0, 10.0, 20.0, 40.0)
     assert COURSE.rate("n", moments) == ((50 + 100) / 10, (50 + 200) / 10, (0 + 100) / 20)
-    assert COURSE.rate("none", moments) == (None, None, None)
-    assert History(nodes={}).rate("n", moments) == ()
-
-
-def test_a_steady_counter_has_a_steady_rate_whatever_the_moments() -> None:
-    rows = tuple({"time": float(second), "n": 100.0 * second} for second in range(88))
-    steady = History(nodes={0: rows})
+    assert (COURSE.rate("none", moments), NOBODY.rate("n", moments)) == ((None, None, None), ())
+    steady = History(nodes={0: tuple({"time": float(second), "n": 100.0 * second} for second in range(88))})
     assert steady.rate("n", steady.moments(60)) == pytest.approx([100.0] * 59)
-
-
-def test_of_gauges_the_largest_counts() -> None:
     assert COURSE.gauge("loss", (0.0, 10.0, 20.0)) == (None, 2.0, 2.0)
-    assert (COURSE.last("loss"), COURSE.last("none")) == (2.0, None)
-    assert COURSE.total("n") == 200.0
+    assert (COURSE.last("loss"), COURSE.last("none"), COURSE.total("n")) == (2.0, None, 200.0)
     assert (COURSE.points("n")[0], COURSE.points("none")) == ((0.0, 0.0), [])
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,19 +41,6 @@ def test_only_files_of_the_folder_that_are_read_before_the_first_step_count(audi
     assert (record["reported"], record["counted"], record["is_fresh"]) == (261, None, None)
 
 
-def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(
-    audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "link").symlink_to("checkpoints")
-    (tmp_path / "heartbeat.resume").unlink(missing_ok=True)
-    other = ResumeRecord(str(tmp_path / "link"), str(tmp_path / "other"))
-    monkeypatch.chdir(tmp_path)
-    Path("checkpoints/../checkpoints/last.pt").read_bytes()
-    for record in (audited[0], other):
-        record.begin(0)
-    assert audited[1]()["files"] == json.loads((tmp_path / "other").read_text())["files"] != {}
-
-
 @pytest.mark.parametrize(("place", "differs"), [(0, True), (-1, True), (EDGE_BYTES + 9, False)])
 def test_files_of_one_size_differ_if_their_edges_do(place: int, differs: bool, tmp_path: Path) -> None:
     data = bytearray(3 * EDGE_BYTES)
@@ -85,16 +71,12 @@ def adam(step: Any) -> dict[str, Any]:
     [
         (torch.optim.Adam, {}, [], 0, True),
         (torch.optim.Adam, {}, [adam(torch.tensor(261.0))], 261, False),
-        (torch.optim.Adam, {"lr": torch.tensor(0.1)}, [adam(torch.tensor(261.0))], 261, False),
         # the expert has had half as many batches
         (torch.optim.Adam, {}, [adam(torch.tensor(130.0)), adam(torch.tensor(261.0))], 261, False),
         (torch.optim.SGD, {}, [], None, None),  # it never has a state
         (torch.optim.SGD, {"momentum": 0.9}, [], None, True),
-        (torch.optim.SGD, {"momentum": 0.9}, [{"momentum_buffer": torch.ones(1)}], None, False),
         (Lion, {}, [], None, True),
         (Lion, {}, [torch.ones(2)], None, False),
-        (Lion, {"lr": torch.ones(2, device="meta")}, [torch.ones(2)], None, False),  # like a GPU's: it is not read
-        (Lion, {}, [{"step": torch.ones((), device="meta")}], None, False),
     ],
 )
 def test_the_optimizer_tells_the_step_at_which_the_rank_begins(
@@ -111,45 +93,6 @@ def test_the_optimizer_tells_the_step_at_which_the_rank_begins(
     audited[0].before_step(optimizer)
     record = audited[1]()
     assert (record["reported"], record["counted"], record["is_fresh"]) == (None, counted, is_fresh)
-
-
-@pytest.mark.parametrize("error", [TimeoutError, RuntimeError])
-def test_an_exception_of_a_signal_handler_reaches_the_script(
-    error: type[Exception], audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A handler may run between any two calls in the hook or in the record, here in getcwd and in stat."""
-
-    def interrupted(*_: Any) -> Any:
-        signal.raise_signal(signal.SIGUSR2)
-
-    def handler(*_: Any) -> None:
-        raise error
-
-    old = signal.signal(signal.SIGUSR2, handler)
-    monkeypatch.chdir(tmp_path / "checkpoints")
-    try:
-        (tmp_path / "checkpoints/last.pt").read_bytes()
-        for name, call in (("getcwd", Path("last.pt").read_bytes), ("stat", lambda: audited[0].begin(5))):
-            with monkeypatch.context() as patch:
-                patch.setattr(os, name, interrupted)
-                with pytest.raises(error):
-                    call()
-    finally:
-        signal.signal(signal.SIGUSR2, old)
-
-
-def test_a_deleted_current_folder_and_a_deleted_file_do_not_disturb_the_script(
-    audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(FileNotFoundError, match=r"last\.pt"):
-        Path("last.pt").read_bytes()
-    (tmp_path / "checkpoints/last.pt").read_bytes()
-    (tmp_path / "checkpoints/last.pt").unlink()
-    audited[0].begin(0)
-    assert audited[1]()["files"] == {}
 
 
 def test_a_step_without_a_learning_rate_is_none(audited: Audited, tmp_path: Path) -> None:

@@ -35,10 +35,9 @@ def connect(monkeypatch: pytest.MonkeyPatch, *, num_failures: int, is_lost: bool
         return error.outcome.code, tried
 
 
-def test_node_0_that_answers_late_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_0_that_answers_late_is_not_lost_and_one_that_never_answers_ends_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert connect(monkeypatch, num_failures=CONNECT_TRIES - 1) == ("the store", [7] * CONNECT_TRIES)
-
-
-def test_a_store_that_never_answers_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert connect(monkeypatch, num_failures=99) == (137, [7] * CONNECT_TRIES)
     assert connect(monkeypatch, num_failures=99, is_lost=True) == (137, [7])

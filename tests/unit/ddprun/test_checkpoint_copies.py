@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import socket
-import threading
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,21 +117,10 @@ def test_a_copy_follows_the_folder_of_node_0(nodes):
 
 
 def test_a_new_node_0_fetches_the_newest_copy_before_it_announces_anything(nodes, tmp_path):
-    for node, step in ((1, 3), (2, 5)):  # of which each has a copy of another checkpoint
-        nodes.members = (0, node)
-        nodes.start(0)
-        nodes.start(node)
-        nodes.save(step)
-        until(lambda node=node, step=step: nodes.has(node, step))
-    lost = nodes.content(0)
-    after = Nodes(tmp_path)  # the store of the new node 0, whose folder is empty
-    after.members, after.folder_of = (0, 1, 2), lambda node: tmp_path / ("spare" if node == 0 else f"box{node}")
-    for node in (1, 2):
-        after.start(node, offers_at="127.0.0.1")
-    new, journal = after.start(0, is_new=True)
+    after, new, journal = new_node_0(nodes, tmp_path, {1: 3, 2: 5})
     assert (after.content(0), after.store.check([ANNOUNCED])) == ({}, False)
     new.restore()
-    assert (after.content(0), read_manifest(tmp_path / "spare" / COPY).step) == (lost, 5)
+    assert (after.content(0), read_manifest(after.folder_of(0) / COPY).step) == (nodes.content(0), 5)
     assert [facts["step"] for facts in journal.of("checkpoint_copied")] == [5]
     until(lambda: after.store.check([ANNOUNCED]))
 
@@ -178,30 +166,6 @@ def test_a_node_without_a_copy_starts_its_ranks_after_a_limited_time(nodes, monk
     third, journal = nodes.start(2)
     third.fill(1, go_on)  # it keeps no copy
     assert journal.lines == []
-
-
-def test_a_copy_from_a_lost_node_0_writes_nothing_into_the_folder_of_the_next_copy(nodes, monkeypatch):
-    """A cable that is mended: the copy from the old node 0 goes on while that from the new one begins."""
-    source, _ = nodes.start(0)
-    nodes.save(1, data=os.urandom(3 << 20))
-    has_begun, go = threading.Event(), threading.Event()
-
-    class Pause:
-        def __enter__(self):
-            has_begun.set()
-            go.wait(60)
-
-        def __exit__(self, *_):
-            pass
-
-    monkeypatch.setattr(source, "_pacing", Pause())
-    copy, journal = nodes.start(1)
-    assert has_begun.wait(60)
-    copy.close()
-    before = sorted(nodes.folder_of(1).rglob("*"))
-    go.set()
-    until(lambda: journal.of("checkpoint_failed"))
-    assert sorted(nodes.folder_of(1).rglob("*")) == before
 
 
 def new_node_0(nodes, tmp_path, steps):

@@ -83,18 +83,19 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "code", "expected"),
     [
-        (["--node", "1"], "[node1] hello\n[node1 rank3] a\n[node1 rank3] b\n"),
-        (["--rank", "3"], "[node1 rank3] a\n[node1 rank3] b\n"),
-        (["--rank", "20", "--rank", "0", "--tail", "1"], "[node0 rank0] b\n[node10 rank20] b\n"),
-        (["--tail", "1"], "[node0 rank0] b\n[node1 rank3] b\n[node10 rank20] b\n"),
-        (["--rank", "0", "-f"], "[node0 rank0] a\n[node0 rank0] b\n"),
-        (["--file", "rank-3.log", "--file", "rank-9.log", "--tail", "1"], "b\n"),
+        (["--node", "1"], 0, "[node1] hello\n[node1 rank3] a\n[node1 rank3] b\n"),
+        (["--rank", "3"], 0, "[node1 rank3] a\n[node1 rank3] b\n"),
+        (["--rank", "20", "--rank", "0", "--tail", "1"], 0, "[node0 rank0] b\n[node10 rank20] b\n"),
+        (["--tail", "1"], 0, "[node0 rank0] b\n[node1 rank3] b\n[node10 rank20] b\n"),
+        (["--rank", "0", "-f"], 0, "[node0 rank0] a\n[node0 rank0] b\n"),
+        (["--file", "rank-3.log", "--file", "rank-9.log", "--tail", "1"], 0, "b\n"),
+        (["--rank", "9"], 66, ""),
     ],
 )
-def test_logs_are_selected_by_node_rank_and_tail(run_dir, options, expected):
-    assert nodectl("logs", *options, run_dir) == (0, expected, "")
+def test_logs_are_selected_by_node_rank_and_tail(run_dir, options, code, expected):
+    assert nodectl("logs", *options, run_dir) == (code, expected, "")
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"a", b"a\n", b"a\nbb\n\nccc", b"a\nbb\n\nccc\n", b"\n\n\n", b"x" * 20])
@@ -125,10 +126,6 @@ def test_a_log_that_is_followed_goes_on_in_a_new_file(tmp_path):
     assert ((tmp_path / "a.1.log").read_bytes(), path.read_bytes()) == (b"a\nb\n", b"c\n")
 
 
-def test_logs_of_an_unknown_rank_are_66(run_dir):
-    assert nodectl("logs", "--rank", "9", run_dir) == (66, "", "")
-
-
 def node(folder: Path, metrics: str | None) -> Path:
     folder.mkdir(parents=True)
     NodeState(run="x", node=0, pid=1, state="training", started=0.0, metrics=metrics).write(folder)
@@ -142,16 +139,15 @@ def test_a_node_is_found_by_who_holds_its_lock(tmp_path: Path) -> None:
         (descriptors / "5").symlink_to(target)
     (tmp_path / "proc" / "self").symlink_to("7")
     assert healthcheck.locked_nodes(tmp_path / "proc") == {Path("/runs/x/node-1")}
-
-
-def test_the_lock_of_this_process_is_found(tmp_path: Path) -> None:
     (tmp_path / "node-0").mkdir()
     with (tmp_path / "node-0" / "ddprun.lock").open("w"):
         assert tmp_path / "node-0" in healthcheck.locked_nodes(Path("/proc"))
     assert tmp_path / "node-0" not in healthcheck.locked_nodes(Path("/proc"))
 
 
-def test_a_node_that_starts_and_one_that_answers_are_healthy(tmp_path: Path) -> None:
+def test_a_node_that_starts_and_one_that_answers_are_healthy_and_one_whose_record_is_torn_is_not(
+    tmp_path: Path,
+) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -160,7 +156,8 @@ def test_a_node_that_starts_and_one_that_answers_are_healthy(tmp_path: Path) -> 
         def log_message(self, *_: object) -> None:
             pass
 
-    assert healthcheck.find_problem(node(tmp_path / "node-0", None)) == ""
+    starting = node(tmp_path / "node-0", None)
+    assert healthcheck.find_problem(starting) == ""
     server = HTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     answering = node(tmp_path / "node-1", f"http://127.0.0.1:{server.server_port}/metrics")
@@ -170,10 +167,5 @@ def test_a_node_that_starts_and_one_that_answers_are_healthy(tmp_path: Path) -> 
         server.shutdown()
         server.server_close()
     assert healthcheck.find_problem(answering) == "node-1: <urlopen error [Errno 111] Connection refused>"
-
-
-def test_a_node_whose_record_is_torn_is_not_healthy(tmp_path: Path) -> None:
-    broken = tmp_path / "node-0"
-    broken.mkdir()
-    (broken / "node.json").write_text("{")
-    assert healthcheck.find_problem(broken).startswith("node-0: ")
+    (starting / "node.json").write_text("{")
+    assert healthcheck.find_problem(starting).startswith("node-0: ")

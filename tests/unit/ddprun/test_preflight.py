@@ -1,7 +1,6 @@
 """The nodes meet: what differs is refused with both values, clocks are compared, --check-only shows it all."""
 
 import hashlib
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,30 +67,22 @@ def test_a_rank_on_the_cpu_sees_no_gpu(flags):
     assert "CUDA_VISIBLE_DEVICES" not in environment_of_a_rank({"DDP_DEVICE": "auto"})
 
 
-def test_the_ranks_are_told_the_interface_unless_somebody_has():
-    def interfaces(base):
-        env = environment_of_a_rank(base)
-        return env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]
-
-    assert interfaces({"NCCL_SOCKET_IFNAME": "ib0"}) == ("eth0", "ib0")
-    assert interfaces({}) == ("eth0", "=eth0")
+PROGRAMS = str(Path(sys.executable).parent)
 
 
-def test_collectives_are_recorded_unless_the_user_has_set_how_many():
-    def sizes(base):
-        env = environment_of_a_rank(base)
-        return env.get("TORCH_FR_BUFFER_SIZE"), env.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
-
-    assert sizes({}) == ("2000", None)
-    assert sizes({"TORCH_FR_BUFFER_SIZE": "0"}) == ("0", None)
-    assert sizes({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}) == (None, "50")
-
-
-def test_a_rank_finds_the_programs_of_its_python_environment():
-    programs = str(Path(sys.executable).parent)
-    assert environment_of_a_rank({"PATH": "/usr/bin"})["PATH"] == f"{programs}:/usr/bin"
-    assert environment_of_a_rank({})["PATH"] == f"{programs}:{os.defpath}"
-    assert environment_of_a_rank({"PATH": f"/usr/bin:{programs}"})["PATH"] == f"/usr/bin:{programs}"
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "ib0"}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}),
+        ({}, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"}),
+        ({}, {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": None}),
+        ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}, {"TORCH_FR_BUFFER_SIZE": None, "TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}),
+        ({"PATH": "/usr/bin"}, {"PATH": f"{PROGRAMS}:/usr/bin"}),
+    ],
+)
+def test_the_ranks_are_told_the_interface_what_to_record_and_their_programs_unless_the_user_has(base, expected):
+    env = environment_of_a_rank(base)
+    assert {name: env.get(name) for name in expected} == expected
 
 
 def test_a_difference_names_both_values():
@@ -109,9 +100,7 @@ def test_a_difference_names_both_values():
     [
         pytest.param(["--lr", "0.1"], ["--lr", "0.1"], "", id="same"),
         pytest.param(["--lr", "0.2"], ["--lr", "0.1"], "--lr", id="option"),
-        pytest.param(["--lr=0.2"], ["--lr=0.1"], "--lr", id="option-with-equals"),
         pytest.param(["a", "c"], ["a", "b"], "argument 2", id="argument"),
-        pytest.param(["--quick"], [], "1 argument", id="number"),
         pytest.param(
             ["--node_rank", "2", "--master-addr=c", "-x"],
             ["--node_rank", "0", "--master-addr=a", "-x"],

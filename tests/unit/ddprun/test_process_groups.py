@@ -4,11 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from bench.measuring import free_port
 from tests.messages import refused
 
-from ddprun.ranks.process_groups import DebugStore, RankPlace
+from ddprun.ranks.process_groups import RankPlace
 
 
 @pytest.fixture
@@ -35,17 +33,6 @@ def test_two_ranks_that_join_as_the_same_rank_are_both_named(tmp_path: Path) -> 
         ranks[1].check("env://", 0, 2)
 
 
-@pytest.mark.usefixtures("environment")
-def test_ranks_may_exchange_their_places_in_a_later_group(tmp_path: Path) -> None:
-    rank = place(0, tmp_path)
-    for number in (0, 1, 0):
-        rank.check("env://", number, 2)
-    assert len({*tmp_path.iterdir()}) == 3
-    for number in (0, 1):  # each rank has groups of its own
-        place(number, tmp_path).check("env://", 0, 1)
-    assert len({*tmp_path.iterdir()}) == 3
-
-
 @pytest.mark.parametrize(("attempt", "suffix"), [(1, ""), (2, ".night.attempt-2")])
 @pytest.mark.usefixtures("environment")
 def test_a_later_attempt_meets_in_a_file_of_its_own(
@@ -54,14 +41,3 @@ def test_a_later_attempt_meets_in_a_file_of_its_own(
     urls = {place(rank, tmp_path, attempt).check(f"file://{tmp_path}/meet?a=1", rank, 2) for rank in (0, 1)}
     assert urls == {f"file://{tmp_path}/meet{suffix}?a=1"}
     assert capsys.readouterr().err.count(f"{tmp_path}/meet.night") == (attempt > 1)
-
-
-def test_a_debug_server_and_the_process_group_of_a_single_rank_share_the_store(
-    environment: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port, finder = free_port(), DebugStore()
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    finder.find_spec("torch.distributed.debug._store")
-    finder.find_spec("torch.distributed.debug")
-    dist.TCPStore("127.0.0.1", port, is_master=False).set("key", "value")
-    assert dist.TCPStore("127.0.0.1", port, 1, True, multi_tenant=True).get("key") == b"value"  # as a group makes it

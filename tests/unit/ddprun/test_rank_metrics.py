@@ -122,27 +122,12 @@ def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Pat
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
 
 
-@pytest.mark.parametrize(
-    "sample", [["a_total", {}, "many"], ["a_total", {}, None], ["a_total", ["kind"], 1.0], ["a_total", {}], 7, None]
-)
-def test_damaged_counts_of_a_rank_are_left_out(tmp_path: Path, sample: Any) -> None:
-    series = rank_series(tmp_path)
-    sound = [["a", "Of mine.", "counter", [["a_total", {"kind": 1}, 3]]]]
-    series.restore({"0": [["a", "Of mine.", "counter", [sample]]], "1": sound})
-    collected = [sample for family in series.collect() for sample in family.samples if sample.name == "a_total"]
-    assert [(sample.labels["kind"], sample.value) for sample in collected] == [("1", 3.0)]
-
-
-def test_the_first_start_of_a_run_has_met_and_a_later_one_has_waited_too() -> None:
-    assert Downtime(began_at=10.0).started(12.5) == "rendezvous=2.500,at=12.500"
+def test_a_start_has_met_a_later_one_has_waited_and_after_a_failure_the_time_since_a_sign_of_life_is_lost() -> None:
+    downtime = Downtime(began_at=10.0)
+    assert downtime.started(12.5) == "rendezvous=2.500,at=12.500"
     again = Downtime(began_at=10.0, requeued_s=90.04)
     assert again.requeued == {"requeued_s": 90.0}
     assert again.started(11.0) == "requeue=90.040,rendezvous=1.000,at=11.000"
-
-
-def test_after_a_failure_the_time_since_the_last_sign_of_life_is_lost() -> None:
-    downtime = Downtime(began_at=0.0)
-    downtime.started(2.0)
     downtime.ended(50.0, hung=True, beats=[Beat(step=3, at_s=19.0), Beat(step=3, at_s=20.0)])
     assert downtime.started(51.0) == "hang=30.000,rendezvous=1.000,at=51.000"
     downtime.ended(53.0, hung=False, beats=[])  # before its first step: since it was started

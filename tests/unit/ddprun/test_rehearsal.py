@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.messages import assert_names
 
-from ddprun.ranks.observer import _number, _values
 from ddprun.rehearsal import OF_A_RUN, middle_step, new_files, project_files, read_facts
 
 
@@ -35,10 +34,10 @@ def test_a_script_is_disturbed_between_two_saves(steps: int, saves: tuple[int, .
     assert middle_step(run(steps, *saves)) == step
 
 
-def test_the_last_fact_of_a_killed_rank_may_be_torn(tmp_path: Path) -> None:
+def test_the_last_fact_of_a_killed_rank_may_be_torn_and_one_without_a_fact_is_left_out(tmp_path: Path) -> None:
     facts = '{"start": 3, "time": 1.0, "pid": 7}\n{"group": 1, "time": 2.0}\n{"step": 1, "ti'
-    (tmp_path / "3.7").write_text(facts)
-    (tmp_path / "go").touch()
+    for name, text in (("3.7", facts), ("0.7", ""), ("go", "")):
+        (tmp_path / name).write_text(text)
     (rank,) = read_facts(tmp_path)
     assert (rank["rank"], len(rank["start"]), rank["step"]) == (1, 1, [])
 
@@ -50,17 +49,6 @@ def test_a_temporary_file_that_existed_before_is_not_removed() -> None:
     first = {"file": [opened("/tmp/old", 1.0, existed=True), opened("/tmp/new", 3.0, existed=True)]}
     second = {"file": [opened("/tmp/new", 2.0, existed=False), opened("/data/new", 2.0, existed=False)]}
     assert new_files([first, second]) == {Path("/tmp/new")}
-
-
-def test_a_process_that_was_killed_before_its_first_fact_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "0.7").write_text("")
-    assert read_facts(tmp_path) == []
-
-
-def test_indices_and_states_of_any_kind_are_observed() -> None:
-    assert _number((0, 3)) < 0
-    assert (_number(True), _number(7), _number((0, 3)) == _number((0, 3)) != _number((3, 0))) == (1, 7, True)
-    assert (_values({"b": 2, "a": 1}), _values(3)) == ([1, 2], [3])
 
 
 HANDLERS = """

@@ -41,16 +41,11 @@ ALIVE = {0: 0.1, 1: 0.2}
         ([KILLED, TRACEBACK], ALIVE, False, KILLED),
         ([TRACEBACK, ABORTED, KILLED], ALIVE, False, KILLED),
         ([TRACEBACK, ABORTED], ALIVE, False, None),
-        ([TRACEBACK, ABORTED], ALIVE, True, TRACEBACK),
-        ([TRACEBACK, LEFT_ALONE], ALIVE, True, TRACEBACK),
         ([LEFT_ALONE, KILLED], ALIVE, True, KILLED),
         ([TRACEBACK], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
-        ([], {0: 0.1, 1: 3.5}, False, None),
         ([], {0: 0.1, 1: 4.5}, False, Failure(node=1, rank=None, status=-9)),
-        ([OWN_CODE, KILLED], ALIVE, True, OWN_CODE),
         ([OWN_CODE], ALIVE, False, None),
         ([TRACEBACK, OWN_CODE], ALIVE, True, OWN_CODE),
-        ([OWN_CODE], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
     ],
 )
 def test_the_root_failure_of_several(failures, silent_s, settled, chosen):
@@ -128,15 +123,11 @@ def test_a_rank_that_stopped_with_another_is_not_named():
     ("code", "cause", "again"),
     [
         (1, "error", False),
-        (255, "error", False),
         (78, "error", False),
         (143, "stopped", False),
         (139, "killed", False),
-        (135, "killed", False),
         (134, "killed", True),
-        (137, "killed", True),
         (137, "oom", True),
-        (137, "node_lost", True),
         (144, "hang", True),
     ],
 )
@@ -149,15 +140,11 @@ def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
     [
         (0, "success", False, 0),
         (3, "error", False, 3),
-        (75, "gave_up", False, 75),
         (139, "killed", False, 75),
         (200, "error", True, 75),  # the script's own code
-        (137, "oom", False, 75),
         (137, "killed", True, 75),  # ddprun may not restart the ranks any more
         (144, "hang", True, 75),
-        (130, "stopped", False, 75),
         (143, "stopped", True, 143),
-        (137, "node_lost", True, 137),
         (142, "absent", True, 142),
     ],
 )
@@ -212,18 +199,11 @@ def attempts(*steps, outcome=KILL, lived_s=5.0):
     ("ended", "restart"),
     [
         (attempts(None), True),
-        (attempts(None, None), True),
         (attempts(None, None, None), False),
         (attempts(7, 7, 5), True),
-        (attempts(7, 7, 5, 7), False),
-        (attempts(7, 7, 5, 8), True),
-        (attempts(7, 7, 5, 8, 8, 8), True),
         (attempts(7, 7, 5, 8, 8, 8, 8), False),
-        (attempts(*range(50)), True),
         (attempts(None, None, None, lived_s=61.0), True),
-        (attempts(1, outcome=ERROR), False),
         (attempts(1, outcome=OOM), True),
-        ([*attempts(1, outcome=OOM), *attempts(2)], True),
         (attempts(1, 2, outcome=OOM), False),
     ],
 )
@@ -270,14 +250,10 @@ def sign(rank, step, silent_s=20.0, *, stopped=False, busy=False):
     [
         ([], None),
         ([sign(0, 5), sign(1, 5, 9.0)], None),  # one still beats
-        ([sign(0, None), sign(1, None)], None),  # they may be compiling
         ([sign(0, 5), sign(1, 4), sign(2, 5)], 1),
         ([sign(0, 5), sign(1, 5, stopped=True)], 1),
-        ([sign(0, 5, 0.1), sign(1, None, stopped=True)], 1),
         ([sign(0, 5, 0.1), sign(1, 5, 3.0, stopped=True)], None),
-        ([sign(0, 5, busy=True), sign(1, 5)], 1),
         ([sign(0, 5, busy=True), sign(1, 5), sign(2, 5, busy=True)], 1),
-        ([sign(0, 5), sign(1, 5), sign(2, 5, busy=True)], 2),
         ([sign(0, 5), sign(1, 5), sign(2, None)], 0),
     ],
 )
@@ -292,13 +268,6 @@ def test_the_rank_that_hangs_is_told_by_its_step_and_cpu_time(signs, who):
     [
         pytest.param("4:memory:/job\n0::/", "memory/job", "memory.oom_control", "memory.limit_in_bytes", id="v1"),
         pytest.param("0::/job", "job", "memory.events", "memory.max", id="v2"),
-        pytest.param(
-            "4:memory:/not/visible/here",
-            "memory",
-            "memory.oom_control",
-            "memory.limit_in_bytes",
-            id="v1-of-another-namespace",
-        ),
     ],
 )
 def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
@@ -312,11 +281,6 @@ def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
     (place / counter).write_text("low 0\noom_kill 4\n")
     assert [memory.killed(), memory.killed()] == [True, False]
     assert "2 GiB" in memory.limit()
-
-
-def test_a_machine_without_cgroups_reports_no_kill(tmp_path):
-    assert not OomMonitor(root=tmp_path, own=tmp_path / "own").killed()
-    assert "GiB" not in OomMonitor(root=tmp_path, own=tmp_path / "own").limit()
 
 
 SAVED = Outcome(code=143, cause="stopped", message="stopped by SIGTERM", node=0, rank=1, retry=True)

@@ -62,28 +62,18 @@ def test_what_is_read_is_what_was_written_and_sha256sum_can_prove_it(tmp_path: P
     assert plain["parts"]["model"]["weight"][0] == 7
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [({"keep": 2}, [6, 5, 3]), ({"keep": 0}, [6, 5, 4, 3, 2, 1]), ({"keep": 1, "keep_best": False}, [6])],
+    ids=["newest and best", "all", "newest"],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path: Path, options: dict[str, Any], kept: list[int]) -> None:
     directory, warned = CheckpointDirectory(tmp_path), []
-    checkpoints = saver(directory, warned, keep=2)
+    checkpoints = saver(directory, warned, **options)
     for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.9), (4, 0.8), (5, None), (6, 0.7)):
         save(checkpoints, step, accuracy)
-    assert [path.name for path in directory.checkpoints()] == [
-        "step-00000006.pt",
-        "step-00000005.pt",
-        "step-00000003.pt",
-    ]
+    assert directory.checkpoints() == [directory.path(step) for step in kept]
     assert warned == []
-
-
-def test_all_are_kept_when_asked_and_the_best_is_not(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path / "all")
-    for step in range(1, 6):
-        save(saver(directory, [], keep=0), step)
-    assert len(directory.checkpoints()) == 5
-    directory = CheckpointDirectory(tmp_path / "newest")
-    for step in range(1, 6):
-        save(saver(directory, [], keep=1, keep_best=False), step, 1 / step)
-    assert directory.checkpoints() == [directory.path(5)]
 
 
 def test_the_copy_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
@@ -156,36 +146,6 @@ def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
         holder.kill()
         holder.communicate()
     assert CheckpointDirectory(tmp_path).checkpoints() == []
-
-
-def can_be_taken(folder: Path) -> bool:
-    """Whether another process gets the lock; a fork, for it is there at once."""
-    child = os.fork()
-    if child == 0:
-        try:
-            CheckpointDirectory(folder)
-        except TrainError:
-            os._exit(1)
-        except BaseException:
-            os._exit(2)
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 1)
-    return code == 0
-
-
-@pytest.fixture
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.0)
-
-
-@pytest.mark.usefixtures("no_wait")
-def test_a_lock_outlives_another_descriptor_of_its_file(tmp_path: Path) -> None:
-    directory = CheckpointDirectory(tmp_path)
-    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} ")
-    assert not can_be_taken(tmp_path)
-    del directory
-    assert can_be_taken(tmp_path)
 
 
 def no_open_file_locks(*_: object) -> None:

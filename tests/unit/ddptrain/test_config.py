@@ -32,40 +32,33 @@ def test_a_recipe_fills_in_what_was_not_given() -> None:
 
 def test_a_flag_goes_before_the_environment() -> None:
     environ = {"DDP_DEVICE": "cuda", "DDP_CHECKPOINT_DIR": "/somewhere"}
-    told = parse_options([], environ)
-    assert (told.machine.device, str(told.checkpoints.folder)) == ("cuda", "/somewhere")
+    by_environment = parse_options([], environ)
+    assert (by_environment.machine.device, str(by_environment.checkpoints.folder)) == ("cuda", "/somewhere")
     given = parse_options(["--device", "cpu", "--checkpoint-dir", "here"], environ)
     assert (given.machine.device, str(given.checkpoints.folder)) == ("cpu", "here")
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "environ", "facts"),
     [
-        pytest.param(["--epochs", "-1"], id="epochs-negative"),
-        pytest.param(["--lr", "nan"], id="lr-nan"),
-        pytest.param(["--momentum", "1"], id="momentum-1"),
-        pytest.param(["--synthetic-shape", "3x8x9"], id="shape-not-square"),
-        pytest.param(["--epoch", "3"], id="misspelt"),
-        pytest.param(["--weigth-decay=1"], id="misspelt-with-value"),
-        pytest.param(["--frobnicate"], id="unknown"),
-        pytest.param(["photos"], id="positional"),
-        pytest.param(["--batch-size", "8", "--batch-size-per-rank", "4"], id="batch-size-twice"),
+        pytest.param(["--epochs", "-1"], {}, ["--epochs"], id="epochs-negative"),
+        pytest.param(["--lr", "nan"], {}, ["--lr"], id="lr-nan"),
+        pytest.param(["--synthetic-shape", "3x8x9"], {}, ["--synthetic-shape"], id="shape-not-square"),
+        pytest.param(["--epoch", "3"], {}, ["--epoch"], id="misspelt"),
+        pytest.param(["--batch-size=8", "--batch-size-per-rank=4"], {}, ["--batch-size"], id="batch-size-twice"),
+        pytest.param([], {"DDP_DEVICE": "tpu"}, ["DDP_DEVICE", "tpu"], id="device-of-the-environment"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_from_rank_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_one_line_from_rank_0(
+    arguments: list[str], environ: dict[str, str], facts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for rank, num_lines in (("0", 1), ("1", 0)):
-        with pytest.raises(SystemExit) as left:
-            parse_options(arguments, {"RANK": rank})
+        with refused(SystemExit, code=2):
+            parse_options(arguments, {**environ, "RANK": rank})
         out, err = capsys.readouterr()
-        assert (left.value.code, out, len(err.splitlines())) == (2, "", num_lines)
+        assert (out, len(err.splitlines())) == ("", num_lines)
         if rank == "0":
-            assert_names(err, arguments[0].partition("=")[0], "ddptrain --help")
-
-
-def test_a_wrong_device_in_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    with refused(SystemExit, code=2):
-        parse_options([], {"DDP_DEVICE": "tpu"})
-    assert_names(capsys.readouterr().err, "DDP_DEVICE", "tpu", "--help")
+            assert_names(err, *facts, "ddptrain --help")
 
 
 def test_the_batch_is_over_all_ranks() -> None:
@@ -94,16 +87,6 @@ def by_hand(*arguments: str) -> RankOptions:
     return parse_options([*arguments], {}).ranks
 
 
-def test_a_place_by_hand() -> None:
-    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
-    assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
-    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
-    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
-    assert read_rank_info(mpi) == RankInfo()
-
-
 @pytest.mark.parametrize(
     ("arguments", "environ", "missing"),
     [
@@ -119,26 +102,23 @@ def test_wrong_rank_options_are_refused(arguments: list[str], environ: dict[str,
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "size"),
     [
-        pytest.param(["--strategy=dp"], id="dp-of-two-ranks"),
-        pytest.param(["--static-graph", "--accumulate=2"], id="static-graph"),
-        pytest.param(["--compile=default", "--bucket-mb=0.5"], id="compile"),
-        pytest.param(["--compile=reduce-overhead", "--accumulate=2"], id="cuda-graphs"),
-        pytest.param(["--compile=max-autotune", "--accumulate=2"], id="cuda-graphs-autotuned"),
-        pytest.param(["--communication=auto", "--deterministic"], id="auto-would-measure"),
-        pytest.param(["--communication=auto", "--compile=default"], id="auto-and-compile"),
-        pytest.param(["--communication=diloco:8", "--ema=0.9"], id="average-of-local-weights"),
-        pytest.param(["--communication=localsgd:8", "--sync-bn"], id="local-batch-norms"),
-        pytest.param(["--strategy=fsdp", "--communication=powersgd:1"], id="sharded-powersgd"),
-        pytest.param(["--strategy=hybrid", "--communication=bf16"], id="sharded-bf16"),
+        pytest.param(["--strategy=dp"], 2, id="dp-of-two-ranks"),
+        pytest.param(["--strategy=dp", "--recompute"], 1, id="dp-recompute"),
+        pytest.param(["--compile=default", "--bucket-mb=0.5"], 2, id="compile"),
+        pytest.param(["--compile=reduce-overhead", "--accumulate=2"], 2, id="cuda-graphs"),
+        pytest.param(["--communication=auto", "--deterministic"], 2, id="auto-would-measure"),
+        pytest.param(["--strategy=fsdp", "--communication=powersgd:1"], 2, id="sharded-powersgd"),
     ],
 )
-def test_options_that_exclude_each_other(arguments: list[str]) -> None:
+def test_options_that_exclude_each_other(arguments: list[str], size: int) -> None:
     with pytest.raises(TrainError) as error:
-        check_strategy(parse_options(arguments, {}), RankInfo(size=2))
+        check_strategy(parse_options(arguments, {}), RankInfo(size=size))
     assert (error.value.code, error.value.rank) == (78, None)
     assert_names(error.value, *(argument.partition("=")[0] for argument in arguments))
+    for allowed in (["--strategy=dp"], ["--recompute"], ["--compile=default", "--accumulate=2"]):
+        check_strategy(parse_options(allowed, {}), RankInfo())
 
 
 @pytest.mark.parametrize("way", ["localsgd:4", "diloco:4", "auto"])
@@ -149,18 +129,10 @@ def test_a_single_rank_exchanges_nothing_so_every_way_is_accepted(way: str) -> N
         check_strategy(parse_options(arguments, {}), RankInfo(size=2))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "way"),
-    [
-        ([], "plain"),
-        (["--compress=bf16"], "bf16"),
-        (["--compress=none"], "plain"),
-        (["--communication=powersgd:04"], "powersgd:4"),
-        (["--communication=auto"], "auto"),
-    ],
-)
-def test_a_way_of_communication(arguments: list[str], way: str) -> None:
-    assert parse_options(arguments, {}).ranks.communication == way
+def test_a_way_of_communication() -> None:
+    ways = {"": "plain", "--compress=bf16": "bf16", "--compress=none": "plain",
+            "--communication=powersgd:04": "powersgd:4", "--communication=auto": "auto"}  # fmt: skip
+    assert {text: parse_options(text.split(), {}).ranks.communication for text in ways} == ways
 
 
 def test_the_old_and_the_new_name_of_an_option_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,15 +149,6 @@ def test_an_unknown_way_of_communication(text: str, capsys: pytest.CaptureFixtur
     assert_names(capsys.readouterr().err, "--communication", "powersgd:RANK", "at least 1")
 
 
-def test_what_data_parallel_cannot_do() -> None:
-    with pytest.raises(TrainError) as error:
-        check_strategy(parse_options(["--strategy=dp", "--recompute"], {}), RankInfo())
-    assert (error.value.code, error.value.rank) == (78, None)
-    assert_names(error.value, "--strategy", "--recompute")
-    for allowed in (["--strategy=dp"], ["--recompute"], ["--compile=default", "--accumulate=2"]):
-        check_strategy(parse_options(allowed, {}), RankInfo())
-
-
 def test_precision_is_chosen_by_the_hardware() -> None:
     cpu = torch.device("cpu")
 
@@ -197,9 +160,6 @@ def test_precision_is_chosen_by_the_hardware() -> None:
     assert chosen("--deterministic", "--precision=bf16") == "bf16"
     with refused(TrainError, "--precision", code=78):
         chosen("--precision=fp16")
-
-
-def test_all_ranks_take_a_precision_that_each_of_them_has() -> None:
     assert lowest_precision(["bf16", "fp16", "bf16"]) == "fp16"  # an A100 and a T4
     assert lowest_precision(["bf16", "fp32"]) == "fp32"  # CPUs with and without instructions for bf16
     assert lowest_precision(["bf16", "bf16"]) == "bf16"
@@ -211,12 +171,19 @@ def test_an_option_that_needs_gpus_is_refused(option: str, capfd: pytest.Capture
     assert_names(capfd.readouterr().err, option.partition("=")[0])
 
 
-def test_a_place() -> None:
+def test_a_place_by_hand() -> None:
     assert read_rank_info({}) == RankInfo(rank=0, size=1, local_rank=0, local_world_size=1)
     assert read_rank_info(RANK) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
     node = {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     assert read_rank_info(node) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=2)
     assert read_rank_info({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo()
+    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
+    assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
+    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
+    assert read_rank_info(mpi) == RankInfo()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -260,17 +227,15 @@ def test_a_shown_command_is_taken(line: str) -> None:
     parse_options([word.replace("FILE.yaml", recipe_names()[0]) for word in shlex.split(line)[1:]], {})
 
 
-def test_the_docs_show_commands_and_every_recipe() -> None:
+def test_the_docs_show_commands_every_recipe_and_what_a_recipe_must_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert len(shown()) > 5
-    table = (ROOT / "docs" / "training.md").read_text()
-    assert [name for name in recipe_names() if f"`{name}`" not in table] == []
-
-
-def test_the_docs_say_what_a_recipe_must_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    assert [name for name in recipe_names() if f"`{name}`" not in page] == []
     (tmp_path / "own.yaml").write_text("options: {}\n")
     with pytest.raises(SystemExit):
         parse_options([f"--recipe={tmp_path}/own.yaml"], {})
     refused = re.findall(r"--([a-z-]+)(?=[,;])", capsys.readouterr().err)
-    page = (ROOT / "docs" / "training.md").read_text()
     documented = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]
     assert sorted(re.findall(r"`([a-z-]+)`", documented)) == sorted(refused) == ["batch-size", "epochs", "lr", "model"]

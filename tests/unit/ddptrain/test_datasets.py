@@ -86,12 +86,12 @@ def test_without_a_network_the_error_names_the_files(
 
 def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     arguments = ("--synthetic-samples", "80", "--synthetic-shape", "3x12x12", "--synthetic-classes", "4")
-    one, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
-    assert one.train.images_NHWC.shape == (80, 12, 12, 3)
-    assert (len(one.test), one.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
-    assert torch.equal(one.train.images_NHWC, same.train.images_NHWC)
-    assert not torch.equal(one.train.images_NHWC, other.train.images_NHWC)
-    made = hashlib.sha256(one.train.images_NHWC.numpy().tobytes() + one.test.images_NHWC.numpy().tobytes())
+    first, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
+    assert first.train.images_NHWC.shape == (80, 12, 12, 3)
+    assert (len(first.test), first.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
+    assert torch.equal(first.train.images_NHWC, same.train.images_NHWC)
+    assert not torch.equal(first.train.images_NHWC, other.train.images_NHWC)
+    made = hashlib.sha256(first.train.images_NHWC.numpy().tobytes() + first.test.images_NHWC.numpy().tobytes())
     assert (
         made.hexdigest()[:16] == "f037a52e611e2e0d"
     )  # other parts, other draws: checkpoints would not be gone on with alike
@@ -161,29 +161,21 @@ def folder_options(where: Path, *arguments: str) -> DataOptions:
     return parse_options(["--data=folder", f"--data-dir={where}", "--image-size=28", *arguments], {}).data
 
 
-def refusal_of(given: DataOptions) -> TrainError:
-    def open_it() -> None:
-        image_folder.prepare_image_folder(given)
-        image_folder.load_image_folder(given, 0)
-
-    with pytest.raises(TrainError) as error:
-        open_it()
-    assert "\n" not in str(error.value)
-    return error.value
+def opened(given: DataOptions) -> Any:
+    image_folder.prepare_image_folder(given)
+    return image_folder.load_image_folder(given, 0)
 
 
 def test_train_and_val_are_kept_apart(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train", each=4)
     write_pictures(tmp_path / "val", each=2)
     given = folder_options(tmp_path, f"--cache-dir={tmp_path / 'cache'}")
-    image_folder.prepare_image_folder(given)
-    data = image_folder.load_image_folder(given, 0)
+    data = opened(given)
     assert (len(data.train), len(data.test), data.test.labels_N.tolist()) == (12, 6, [0, 0, 1, 1, 2, 2])
     assert len(list((tmp_path / "cache").iterdir())) == 2
     (tmp_path / "val" / "class9").mkdir()
-    error = refusal_of(given)
-    assert error.code == 65
-    assert_names(error, "val")
+    with refused(TrainError, "val", code=65):
+        opened(given)
 
 
 def test_a_square_is_the_middle_of_the_picture(tmp_path: Path) -> None:
@@ -191,10 +183,8 @@ def test_a_square_is_the_middle_of_the_picture(tmp_path: Path) -> None:
     wide = np.zeros((32, 96, 3), dtype=np.uint8)
     wide[:, 32:64] = 200
     Image.fromarray(wide).save(tmp_path / "class0" / "0.png")
-    given = folder_options(tmp_path)
-    image_folder.prepare_image_folder(given)
+    data = opened(folder_options(tmp_path))
     pictures = image_folder.list_pictures(tmp_path)
-    data = image_folder.load_image_folder(given, 0)
     at = [path.name for path in pictures.train].index("0.png")
     assert pictures.train[at].parent.name == "class0"
     assert int(data.train.images_NHWC[at].min()) == 200
@@ -204,10 +194,10 @@ def test_a_square_is_the_middle_of_the_picture(tmp_path: Path) -> None:
 def test_a_corrupt_picture_is_named(tmp_path: Path, content: bytes) -> None:
     write_pictures(tmp_path)
     (tmp_path / "class2" / "3.png").write_bytes(content)
-    error = refusal_of(folder_options(tmp_path))
-    assert error.code == 65
-    assert str(tmp_path / "class2/3.png") in str(error)
-    assert_names(re.sub(": .*; ", ": REASON; ", str(error)), "3.png")
+    with pytest.raises(TrainError) as error:
+        opened(folder_options(tmp_path))
+    assert (error.value.code, str(tmp_path / "class2/3.png") in str(error.value)) == (65, True)
+    assert_names(re.sub(": .*; ", ": REASON; ", str(error.value)), "3.png")
     assert list((tmp_path / ".ddptrain").iterdir()) == []  # nothing half done
 
 

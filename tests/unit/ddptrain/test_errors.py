@@ -19,9 +19,9 @@ from ddpwire.names import ERROR_FILE
 STACK = "Exception raised from run at /pytorch/NCCLUtils.cpp:94 (most recent call first):\nframe #0: timeout\n"
 
 
-def nccl(what: str, kind: str, last: str, head: str = "NCCL error in: /pytorch/ProcessGroupNCCL.cpp:3763") -> str:
+def nccl(failure: str, kind: str, last: str, head: str = "NCCL error in: /pytorch/ProcessGroupNCCL.cpp:3763") -> str:
     """Return the text of torch's error: C10D_NCCL_CHECK in torch/csrc/distributed/c10d/NCCLUtils.hpp."""
-    return f"{head}, {what}, NCCL version 2.30.0\n{kind}\nLast error:\n{last}\n{STACK}"
+    return f"{head}, {failure}, NCCL version 2.30.0\n{kind}\nLast error:\n{last}\n{STACK}"
 
 
 INVALID = "ncclInvalidUsage: This usually reflects invalid usage of NCCL library."

@@ -88,10 +88,7 @@ def test_what_is_given_goes_before_the_recipe() -> None:
     ("recipe", "text"),
     [
         pytest.param("mine.yaml", None, id="missing"),
-        pytest.param("mine.yaml", "[]", id="list"),
         pytest.param("mine.yaml", "options: {epoch: 3}", id="unknown-option"),
-        pytest.param("mine.yaml", "options: {lr: -1}", id="negative-lr"),
-        pytest.param("mine.yaml", "options: {epochs: 3}", id="incomplete"),
         pytest.param("cifar", None, id="unknown-name"),
     ],
 )

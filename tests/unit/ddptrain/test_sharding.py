@@ -73,9 +73,9 @@ def test_a_tensor_in_shards_is_read_whole(tmp_path: Path) -> None:
         "step-00000008.pt",
         *(f"step-00000008.shard-{number}" for number in range(1, NUM_SHARDS)),
     ]
-    found = whole(load_checkpoint(path).parts["model"])
-    assert torch.equal(found["weight"], torch.arange(10.0).view(10, 1) + 8)
-    assert int(found["count"]) == 8
+    checkpoint = whole(load_checkpoint(path).parts["model"])
+    assert torch.equal(checkpoint["weight"], torch.arange(10.0).view(10, 1) + 8)
+    assert int(checkpoint["count"]) == 8
     assert {choose_checkpoint(file, best=False)[0] for file in (*data_files(path), manifest_path(path))} == {path}
 
 
@@ -130,9 +130,9 @@ def test_old_and_corrupt_ones_go_with_all_their_shards(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".shared-*"))
     assert directory.delete_old(keep=2, keep_best=False, written=paths[2]) == 2
     directory.set_aside(paths[1])
-    left = sorted(file.name for file in tmp_path.glob("step-*"))
+    remaining = sorted(file.name for file in tmp_path.glob("step-*"))
     shards = [f"shard-{number}" for number in range(1, NUM_SHARDS)]
-    assert left == sorted(
+    assert remaining == sorted(
         [f"step-00000012.{end}" for end in ("json", "pt", *shards)]
         + [f"step-00000008.{end}.bad" for end in ("json", "pt", *shards)]
     )

@@ -146,8 +146,8 @@ def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str
     ]
     codes = {}
     for verb, *arguments in lines:
-        words = [str(checkpoints) if word == "checkpoints" else word for word in arguments]
-        codes[verb, *arguments] = {"export": export, "fit": memory_estimate}[verb].main(words)
+        options = [str(checkpoints) if word == "checkpoints" else word for word in arguments]
+        codes[verb, *arguments] = {"export": export, "fit": memory_estimate}[verb].main(options)
     assert sorted(codes.values()) == [0, 0, 0, 78, 78]
     state = torch.load(checkpoints / "step-00000009.pt", weights_only=True)["parts"]["model"]
     assert state["weight"].shape == (3, 2)
@@ -157,11 +157,8 @@ def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str
     ("arguments", "code", "fact"),
     [
         pytest.param("--seed 99999999999999999999", 2, "--seed", id="seed"),
-        pytest.param("--spawn 1000000", 2, "--spawn", id="spawn-too-many"),
-        pytest.param("--spawn 2 --rank 0 --world-size 2", 2, "--spawn", id="spawn-and-rank"),
         pytest.param("--rank 0 --world-size 2 --init-method file:///nodir/x", 66, "/nodir", id="no-folder"),
         pytest.param("--model resnet18 --pretrained no.pth", 66, "--pretrained", id="no-weights"),
-        pytest.param("export run weights.bin", 2, "--help", id="export-of-an-unknown-format"),
     ],
 )
 def test_arguments_with_which_nothing_can_start(tmp_path: Path, arguments: str, code: int, fact: str) -> None:

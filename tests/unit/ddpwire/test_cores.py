@@ -30,13 +30,9 @@ def write(root: Path, files: dict[str, str]) -> None:
     ("files", "cores"),
     [
         ({}, 8),
-        ({V2: "max 100000\n"}, 8),
         ({V2: "250000 100000\n"}, 2),
         ({V2: "50000 100000\n"}, 1),
-        ({V2: "6400000 100000\n"}, 8),
-        ({V1: "-1\n", PERIOD: "100000\n"}, 8),
         ({V1: "300000\n", PERIOD: "100000\n"}, 3),
-        ({"cpuacct,cpu/cpu.cfs_quota_us": "300000\n", "cpuacct,cpu/cpu.cfs_period_us": "100000\n"}, 3),
         ({V2: "600000 100000\n", "job/cpu.max": "400000 100000\n", "job/step/cpu.max": "max 100000\n"}, 4),
     ],
 )

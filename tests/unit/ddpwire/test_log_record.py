@@ -4,6 +4,8 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from ddpwire import log_record
 from ddpwire.events import EVENTS, EventLog, read_events
 from ddpwire.history import HEADER, HISTORY, line, read_history
@@ -58,23 +60,18 @@ def test_a_log_has_at_most_three_lines_and_one_for_each_further_minute(tmp_path:
         assert read_events(files[EVENTS])[-1].step == 3999
 
 
-def test_the_events_that_begin_the_phases_are_kept_when_checkpoints_do_not_fit(tmp_path: Path) -> None:
+BEGINS = ("node_started", "preflight_done", "rendezvous_done", "ranks_started", "first_step", "rank_exited")
+
+
+@pytest.mark.parametrize(("rows", "events"), [(100, 100), (1200, 0)], ids=["checkpoints", "history"])
+def test_the_events_that_begin_the_phases_are_kept_when_checkpoints_or_the_history_do_not_fit(
+    rows: int, events: int, tmp_path: Path
+) -> None:
     log = EventLog(tmp_path / EVENTS, node=1)
-    begins = ("node_started", "preflight_done", "rendezvous_done", "ranks_started", "first_step")
-    for kind in begins:
+    for kind in BEGINS:
         log.emit(kind)
-    write(tmp_path, rows=100, events=100)
-    log.emit("training_ended")
+    write(tmp_path, rows=rows, events=events)
+    log.emit("node_ended")
     lines = "".join(f"[node1] {part}\n" for part in log_record.pack(tmp_path, 20.0))
     kinds = [event.event for event in read_events(log_record.unpack(lines)[EVENTS])]
-    assert [kind for kind in kinds if kind != "checkpoint_saved"] == [*begins, "training_ended"]
-
-
-def test_the_events_of_a_node_without_checkpoints_are_kept_when_its_history_does_not_fit(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / EVENTS, node=1)
-    kinds = ("node_started", "preflight_done", "rendezvous_done", "ranks_started", "rank_exited", "node_ended")
-    for kind in kinds:
-        log.emit(kind)
-    write(tmp_path, rows=1200, events=0)
-    lines = "".join(f"[node1] {part}\n" for part in log_record.pack(tmp_path, 20.0))
-    assert [event.event for event in read_events(log_record.unpack(lines)[EVENTS])] == [*kinds]
+    assert [kind for kind in kinds if kind != "checkpoint_saved"] == [*BEGINS, "node_ended"]

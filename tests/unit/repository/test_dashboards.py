@@ -54,17 +54,17 @@ def test_a_panel_asks_a_question_and_explains_itself(panel: dict[str, Any]) -> N
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_a_dashboard_asks_only_for_series_of_the_catalogue(name: str) -> None:
-    assert {expr: found for expr in expressions(name) if (found := faults(expr))} == {}
+    assert {expr: problems for expr in expressions(name) if (problems := faults(expr))} == {}
 
 
 def test_what_is_recorded_and_exported_is_shown() -> None:
     """A series that no panel asks for is one that nobody looks at: those are named here."""
-    asked = set().union(*(names(expr) for board_ in DASHBOARDS for expr in expressions(board_)))
-    asked |= set().union(*(names(rule.expr) for rule in RECORDINGS if rule.name in asked))
-    metrics = {name.removesuffix("_sum").removesuffix("_count") for name in asked}
+    queried = set().union(*(names(expr) for board_ in DASHBOARDS for expr in expressions(board_)))
+    queried |= set().union(*(names(rule.expr) for rule in RECORDINGS if rule.name in queried))
+    metrics = {name.removesuffix("_sum").removesuffix("_count") for name in queried}
     unseen = {metric.name for metric in CATALOGUE} - metrics
     assert unseen == {"ddp_training_info", "ddp_preflight_duration_seconds"}  # ddpctl timeline shows the second
-    assert {rule.name for rule in RECORDINGS} <= asked
+    assert {rule.name for rule in RECORDINGS} <= queried
 
 
 @pytest.mark.parametrize(

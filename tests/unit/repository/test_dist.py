@@ -24,10 +24,10 @@ def test_the_lock_has_all_packages_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     required = [*project["dependencies"], *extras["agent"], *extras["train"], *extras["digits"]]
-    asked = {re.split(r"[><=~\[]", requirement)[0] for requirement in required}
+    packages = {re.split(r"[><=~\[]", requirement)[0] for requirement in required}
     files = [(ROOT / "docker" / "requirements" / name).read_text() for name in ("torch.txt", "ddpctl.txt")]
     locked = {name for text in files for name in re.findall(r"^([\w-]+)==", text, re.M)}
-    assert asked - locked == {"ddpctl", "torch", "torchvision"}
+    assert packages - locked == {"ddpctl", "torch", "torchvision"}
     entries = [entry for text in files for entry in re.split(r"\n(?=[\w-]+==)", text)]
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
 

@@ -173,10 +173,10 @@ class Node:
             entered = [entry | {"seq": 1, "done": True, "at": now - 100}]
             return entered + [entry | {"seq": 2, "done": False, "at": now - 60}] * (self.hangs and rank != last)
 
-        ranks = [{"rank": one.rank, "pid": one.pid, "group_at": now - 200, "samples": [sample], "children": [],
-                  "collectives": collectives(one.rank), "time": now} for one in self.state.ranks]  # fmt: skip
-        found = {"request": request, "node": self.node, "attempt": 1, "time": now, "ranks": ranks}
-        run_files.write_atomic(self.folder / run_files.DIAGNOSIS, json.dumps(found).encode())
+        ranks = [{"rank": process.rank, "pid": process.pid, "group_at": now - 200, "samples": [sample], "children": [],
+                  "collectives": collectives(process.rank), "time": now} for process in self.state.ranks]  # fmt: skip
+        diagnosis = {"request": request, "node": self.node, "attempt": 1, "time": now, "ranks": ranks}
+        run_files.write_atomic(self.folder / run_files.DIAGNOSIS, json.dumps(diagnosis).encode())
 
     def profile(self, request: str, *, late_s: float) -> None:
         """Answer with a recording. The first one of a node other than 0 begins when node 0's has ended."""
@@ -237,9 +237,9 @@ class Node:
         while not self.stopped and not (file and Path(file).exists()):
             self.poll()
 
-    def run(self, words: Sequence[str]) -> NoReturn:
+    def run(self, arguments: Sequence[str]) -> NoReturn:
         """Do what the script's arguments say, until the end or a signal."""
-        script = [(name, value) for name, _, value in (word.partition("=") for word in words)]
+        script = [(name, value) for name, _, value in (word.partition("=") for word in arguments)]
         saves, self.hangs = dict(script).get("save"), ("hang", "") in script
         for name, value in script:
             if name == "ranks":

@@ -35,11 +35,11 @@ def recording_runs() -> None:
 
 
 def own(name: str) -> list[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU]) as session:
         compute()
         if name == "own_first":
             record(SECONDS).join()
-    return [event.name for event in found.events()]
+    return [event.name for event in session.events()]
 
 
 def recorded() -> list[object]:
@@ -50,14 +50,14 @@ def recorded() -> list[object]:
     return [replies.pop().get("unknown", ""), "aten::linear" in names]
 
 
-found = {}
+results = {}
 assert "aten::linear" in own("own_first")
-found["own_first"] = recorded()
+results["own_first"] = recorded()
 recording = record(SECONDS)
 recording_runs()
 assert "aten::linear" in own("own_second")
 recording.join()
-found["own_second"] = recorded()
+results["own_second"] = recorded()
 recording = record(SECONDS)
 recording_runs()
 child = os.fork()
@@ -66,8 +66,8 @@ if child == 0:
     os._exit(torch.autograd.profiler._is_profiler_enabled)
 assert os.waitpid(child, 0)[1] == 0
 recording.join()
-found["fork"] = recorded()
-print(json.dumps(found), flush=True)
+results["fork"] = recorded()
+print(json.dumps(results), flush=True)
 record(SECONDS)
 recording_runs()
 sys.exit(3)

@@ -54,8 +54,8 @@ def source_of_thing() -> str:
 
 
 def descriptors() -> list[str]:
-    found = [path for path in Path("/proc/self/fd").iterdir() if int(path.name) > 2]
-    return sorted(kind(path.name) for path in found if path.is_symlink())
+    paths = [path for path in Path("/proc/self/fd").iterdir() if int(path.name) > 2]
+    return sorted(kind(path.name) for path in paths if path.is_symlink())
 
 
 def kind(descriptor: int | str) -> str:
@@ -91,7 +91,7 @@ def of_the_start() -> None:
     fact("sitecustomize of PYTHONPATH is run", lambda: builtins.customized)
     fact("site-packages are in sys.path", lambda: any(path.endswith("site-packages") for path in sys.path))
     fact("atexit callbacks at the start", atexit._ncallbacks)
-    fact("sys.meta_path", lambda: [getattr(one, "__name__", type(one).__name__) for one in sys.meta_path])
+    fact("sys.meta_path", lambda: [getattr(entry, "__name__", type(entry).__name__) for entry in sys.meta_path])
 
 
 def of_the_process() -> None:
@@ -180,8 +180,8 @@ def of_the_library() -> None:
         for _ in range(2):
             warnings.warn("again", stacklevel=1)
     fact("how often a warning in a loop is shown", lambda: len(caught))
-    fact("warnings.filters", lambda: [str(one) for one in warnings.filters])
-    fact("handlers of the root logger", lambda: [str(one) for one in logging.getLogger().handlers])
+    fact("warnings.filters", lambda: [str(entry) for entry in warnings.filters])
+    fact("handlers of the root logger", lambda: [str(handler) for handler in logging.getLogger().handlers])
     fact("level of the root logger", lambda: logging.getLogger().level)
     logging.getLogger("script").warning("logged")
     print("to stdout")
@@ -226,7 +226,10 @@ def of_torch() -> None:
     fact("dist.is_torchelastic_launched()", dist.is_torchelastic_launched)
     fact("torch.multiprocessing sharing strategy", torch.multiprocessing.get_sharing_strategy)
     fact("torch.utils.data.get_worker_info()", torch.utils.data.get_worker_info)
-    fact("handlers of the logger torch", lambda: [type(one).__name__ for one in logging.getLogger("torch").handlers])
+    fact(
+        "handlers of the logger torch",
+        lambda: [type(handler).__name__ for handler in logging.getLogger("torch").handlers],
+    )
     fact("signal handler of SIGCHLD after import torch", lambda: str(signal.getsignal(signal.SIGCHLD)))
 
 

@@ -29,9 +29,9 @@ def differs(name: str, look: Callable[[], object]) -> None:
 
 
 def total(group: dist.ProcessGroup | None = None) -> float:
-    one = torch.tensor(dist.get_rank() + 1.0)
-    dist.all_reduce(one, group=group)
-    return float(one.item())
+    tensor = torch.tensor(dist.get_rank() + 1.0)
+    dist.all_reduce(tensor, group=group)
+    return float(tensor.item())
 
 
 def free_port() -> int:
@@ -47,9 +47,9 @@ def begin_at(port: object) -> float | str:
         )
     except dist.DistError as error:
         return type(error).__name__
-    found = total()
+    moment = total()
     dist.destroy_process_group()
-    return found
+    return moment
 
 
 dist.init_process_group("gloo", timeout=TIMEOUT)
