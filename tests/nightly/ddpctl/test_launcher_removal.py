@@ -87,7 +87,7 @@ def test_lost_runs_are_removed_together_and_signalled_only_if_anything_is_left(t
             except StopIteration as stop:
                 return stop.value
             requests.append(commands)
-            output = [LOOKED if "readlink" in str(host.stdin) else GONE for host in commands]
+            output = [LOOKED if "readlink" in str(command.stdin) else GONE for command in commands]
 
     def remove(run: Run, *, remains: bool) -> list[set[str]]:
         """The first line of what each round asks elsewhere."""

@@ -42,6 +42,7 @@ def test_an_exception_of_a_signal_handler_reaches_the_script(
     def handler(*_: Any) -> None:
         raise error
 
+    wakeup = signal.set_wakeup_fd(-1)  # else the thread of another test's ddprank.signals may end this process
     old = signal.signal(signal.SIGUSR2, handler)
     monkeypatch.chdir(tmp_path / "checkpoints")
     try:
@@ -53,6 +54,7 @@ def test_an_exception_of_a_signal_handler_reaches_the_script(
                     call()
     finally:
         signal.signal(signal.SIGUSR2, old)
+        signal.set_wakeup_fd(wakeup)
 
 
 def test_a_relative_path_and_a_link_to_the_folder_lead_to_the_same_file(

@@ -7,7 +7,6 @@ from types import MappingProxyType
 import pytest
 from tests.unit.ddpctl.records import run_of
 
-from ddpctl.commands.watch import lines
 from ddpctl.job.spec import JobSpec
 from ddpctl.report.html import configuration_table, render_page
 from ddpctl.runs.run_status import RunStatus, State
