@@ -249,6 +249,7 @@ class SlurmTarget(Target):
             message = f"the query of its state failed: {output.last_line('no answer')}"
             return tuple(RunStatus(run=run.name, state="unknown", message=message) for run in runs)
         answers = read_answers(output.stdout)
+        # If a job has several lines, the first one counts.
         number_of = {job.number: job for job in reversed(answers.jobs)}
 
         def status(run: Run, parts: tuple[Run, ...]) -> RunStatus:
