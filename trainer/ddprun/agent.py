@@ -111,6 +111,7 @@ class NodeAgent(SimpleElasticAgent):
         self._spawn_watch: SpawnWatch | None = None
         self._diagnosis = Diagnosis(node.folder.path, node.config.node_rank, node.folder.runtime, node.files)
         node.workers.on_exit = self._on_exit
+        # Not a bound method: the consensus is another one after node 0 was replaced.
         node.stop.on_leave = lambda: self.consensus.post_leaving()
         node.workers.on_supervisor_lost = self._report_lost_supervisor
         node.workers.on_give_up = self._report_give_up
@@ -128,12 +129,14 @@ class NodeAgent(SimpleElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
+        # The metric tells restarts from the first rendezvous; node.json has one state for both.
         self._node.series.state("restarting" if self._is_restart else "rendezvous")
         self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)
         self._rendezvous_handler.previous_outcome = self.outcome
         is_first = not self._rendezvous_handler.attempt
         is_store_lost = self.consensus.node_0_lost
         while True:
+            # Then only this node ends. After any other stop, _gives_up_start tells all nodes.
             if self._node.stop.leaves:
                 self._node.stop.check()
             try:
@@ -151,13 +154,14 @@ class NodeAgent(SimpleElasticAgent):
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()
+        # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py).
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
         failure = self.outcome.message if self._is_restart and self.outcome else ""
         self._node.journal.update(
             state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure, resumed_apart=""
         )
-        if is_first and state == "starting":
+        if is_first and state == "starting":  # else the metric says "restarting" until the ranks train
             self._node.series.state(state)
         self._recovery.end_phase("rendezvous")
         took_s, num_nodes = time.monotonic() - began, len(self._rendezvous_handler.members)
@@ -211,6 +215,7 @@ class NodeAgent(SimpleElasticAgent):
             node.heartbeats.forget()
         except OSError as error:
             raise node_error(Exit.CANNOT_WRITE, "internal", f"the ranks' state cannot be kept: {error}") from None
+        # Other programs find the folder through node.json. It moves if its parent has vanished.
         if node.folder.runtime.path != Path(node.journal.state.runtime):
             node.journal.update(runtime=str(node.folder.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
@@ -220,6 +225,7 @@ class NodeAgent(SimpleElasticAgent):
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
+        # A stop that is requested from here on waits for this lock, and then signals all of the ranks.
         with node.stop.starting:
             if self._gives_up_start():
                 return {}
@@ -235,6 +241,7 @@ class NodeAgent(SimpleElasticAgent):
                     return {}  # the exits of the ranks have been posted
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
+        # Forked ranks check this themselves (process_groups.py), and a node's only rank may start ranks of its own.
         is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
         self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
         self._diagnosis.track(self._processes, self._rendezvous_handler.attempt)
@@ -247,6 +254,7 @@ class NodeAgent(SimpleElasticAgent):
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
         node.journal.log(f"{which} of {world_size} started (attempt {self._rendezvous_handler.attempt})")
+        # From here on, _started_at is when the ranks had started: first_step and NO_GROUP_S count from it.
         took_s, self._started_at = time.monotonic() - self._started_at, time.monotonic()
         node.journal.emit(
             "ranks_started", seconds=took_s, ranks=[process.rank for process in processes], world_size=world_size
@@ -267,10 +275,11 @@ class NodeAgent(SimpleElasticAgent):
         done = [f"{rendezvous.attempt}/set-up/{member}" for member in rendezvous.members]
         progress = Progress(node.journal.log, "waiting for node_setup of the other nodes")
         why, code = node.commands.set_up(gives_up=self._gives_up)
-        if why and not self._gives_up():
+        if why and not self._gives_up():  # else the stop or the decision has ended the command
             self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=why))
         try:
             if not why and len(done) > 1:
+                # Also without a node_setup here: nodes that have one wait for this key of each node.
                 rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
                 while node.config.node_setup and not rendezvous.control.check(done) and not self._gives_up():
                     progress.update()
@@ -291,6 +300,7 @@ class NodeAgent(SimpleElasticAgent):
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)
             metrics.prepare_rank_dir(metrics_dir)
+            # The error of the previous attempt. Another process deletes it, because the disk may not answer.
             node.files.call((node.folder.path / run_files.rank_error(rank)).unlink, True)
             streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
@@ -318,7 +328,7 @@ class NodeAgent(SimpleElasticAgent):
     def _was_stopped(self, rank: int) -> bool:
         """Return whether a requested stop made this rank exit with 0 before its training was complete."""
         requested = self._node.stop.requested
-        if requested == signal.SIGINT:
+        if requested == signal.SIGINT:  # the outcome is then 130, whatever the ranks do (docs/decisions/0027)
             return True
         return requested != 0 and not self._num_succeeded and not self._node.heartbeats.beat(rank).is_complete
 
@@ -335,6 +345,7 @@ class NodeAgent(SimpleElasticAgent):
             cause = "stopped"
         # Emit this before the failure is posted: another thread logs the decision, and events must be in order.
         node.journal.emit("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
+        # A rank that was stuck in the kernel when it was killed may end during a later attempt.
         if not decision and attempt == self._rendezvous_handler.attempt:
             if status or self._was_stopped(rank):
                 self._recovery.failed(failure.step)
@@ -351,7 +362,8 @@ class NodeAgent(SimpleElasticAgent):
 
     def _failure(self, rank: int, status: int) -> Failure:
         stop, kills, logs = self._node.stop, self._node.oom_monitor, self._node.logs
-        if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or is still being written there
+        # The traceback of an executed rank is in its log, or is still being written there; a forked one writes a file.
+        if status == 1 and not self._node.workers.forks:
             logs.catch_up(rank)
         start, in_order = logs.starts[rank], logs.in_order
         where = (self._node.folder.path, rank, status, start, in_order)
@@ -374,6 +386,7 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # Short after a restart: the recovery's time and lost steps are those of the first step that this loop sees.
         decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
         self._node.workers.continue_supervisor()
         self._report_first_heartbeat()
@@ -397,7 +410,7 @@ class NodeAgent(SimpleElasticAgent):
         if outcome.code == 0:
             if self._no_group():
                 self._node.journal.log(outcome.message)
-            self._node.workers.clear()
+            self._node.workers.clear()  # kills the processes that the ranks have left
             self.consensus.post_gone()
             return ended
         self._recovery.failed(outcome.step)
@@ -405,6 +418,7 @@ class NodeAgent(SimpleElasticAgent):
         journal = self._node.journal
         facts = ("rank", "node", "step", "cause", "message")
         journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
+        # A new ddprun replaces a node that leaves, so only the other nodes restart their ranks.
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
         self._is_restart = restart
         if restart:
@@ -413,7 +427,7 @@ class NodeAgent(SimpleElasticAgent):
             step = self._node.files.read(last_checkpoint, self._node.folder.path, unknown=None)
             journal.log(failed if step is None else f"{failed}; the last checkpoint is at step {step}")
             journal.emit("restart", reason=outcome.cause)
-            if not self._node.config.node_rank:
+            if not self._node.config.node_rank:  # once for the whole run
                 self._node.commands.tell_restart(outcome)
             return RunResult(state=WorkerState.FAILED)
         self._stop_workers(worker_group)
@@ -429,7 +443,7 @@ class NodeAgent(SimpleElasticAgent):
             return "stopped" if processes.is_stopped(process.pid) else "running"
 
         ranks = tuple(replace(process, state=state(process)) for process in self._processes)
-        if ranks != self._node.journal.state.ranks:
+        if ranks != self._node.journal.state.ranks:  # this is called often, and an update writes a file
             self._node.journal.update(ranks=ranks)
 
     def _no_group(self) -> bool:
@@ -469,7 +483,7 @@ class NodeAgent(SimpleElasticAgent):
         for process in self._processes:
             try:
                 path = folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}"
-                record = json.loads(path.read_text()) if forks else {}
+                record = json.loads(path.read_text()) if forks else {}  # an executed rank has no record
             except (OSError, ValueError):  # it is not there yet
                 return
             rank, local_rank = process.rank, process.local_rank
@@ -491,6 +505,10 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.update(resumed_apart=text)
 
     def _end_ranks_of_ranks(self) -> None:
+        """End the attempt if each rank of this node has started further ranks, which block (SpawnWatch).
+
+        The first rank stands for all. A failure with ``refused`` is an error, which is not restarted by default.
+        """
         if self._spawn_watch and (why := self._spawn_watch.find()):
             self._spawn_watch = None
             node, rank = self._node.config.node_rank, self._first_rank
@@ -506,11 +524,12 @@ class NodeAgent(SimpleElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         """End this node's ranks.
 
-        They are killed at once if a rank hung, a node was lost, or a failure is followed by a restart.
+        They are killed at once if a rank hung, a node was lost, or a failure is followed by a restart: the others then
+        wait in a collective that never ends.
         """
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
-        if outcome and outcome.has_diagnosis:
+        if outcome and outcome.has_diagnosis:  # first, while the ranks can still answer
             self._diagnosis.keep()
         if cause == "hang":
             path = node.folder.path / run_files.stacks_file(self._rendezvous_handler.attempt)

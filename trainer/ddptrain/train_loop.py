@@ -86,12 +86,15 @@ def train(
         order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
         for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
             callbacks.phases.begin()
+            # The learning rate counts steps from 0, all others count them from 1.
             lr = state.lr(step)
             shard = state.balance.shard_of(batch)
             step += 1
             loss = train_step(
                 state, shard, step=step, epoch=epoch, lr=lr, phases=callbacks.phases, guard=callbacks.guard
             )
+            # The mean of the ranks' losses is the mean loss of the batch (BatchShard). Times len(batch), it is the sum
+            # of its samples' losses, so a smaller last batch counts less.
             loss_sum.add_(loss, alpha=len(batch) / rank_info.size)
             images += len(batch)
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
@@ -103,10 +106,13 @@ def train(
             callbacks.progress.step(step, state.num_steps, *progress)
             if code:
                 callbacks.events.emit("stopping", step=step, code=code)
+                # ``code`` may mean that a step was not finite, or the GPU has not reported one yet.
                 callbacks.guard.raise_if_tripped()
                 return TrainResult(step=step, exit_code=code)
+            # The end of an epoch saves below, with the accuracy. ``tripped`` waits for the device, so it comes last.
             if step % state.steps_per_epoch and due(step) and not callbacks.guard.tripped:
                 save(step, None)
+        # A GPU reports such a step late. Here all ranks wait for the device anyway.
         callbacks.guard.raise_if_tripped()
         loss_mean = float(sum_over_ranks(rank_info, loss_sum)) / (images - images_before)
         epoch_seconds = time.monotonic() - start
@@ -138,6 +144,7 @@ def train(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
             f"{speed_of_epoch:6.0f} {state.data.noun}/s  lr {lr:.4f}"
         )
+        # Before the save, because checkpoints contain the shares.
         if state.balance.is_measured and state.balance.adapt(callbacks.phases):
             shares = ":".join(map(str, state.balance.shares))
             callbacks.progress.log(f"the batches are now divided by the ranks' speeds: --balance {shares}")
@@ -187,6 +194,8 @@ def compute_gradients(
     losses = []
     parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
     is_local = state.communication is not None and state.communication.is_local
+    # With auto, a local way is chosen when state.ddp is DDP already, which would exchange gradients. Otherwise,
+    # state.ddp is the model, perhaps compiled.
     model = state.model if is_local and find_ddp(state.ddp) is not None else state.ddp
     ddp = find_ddp(model)
     for number, (part, weight) in enumerate(parts):
@@ -198,7 +207,7 @@ def compute_gradients(
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
             phases.mark("backward")
         losses.append(part_loss.detach())
-    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()  # a usual step needs no kernel here
 
 
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
@@ -218,10 +227,10 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases
     norm = nn.utils.get_total_norm(
         [parameter.grad for parameter in state.model.parameters() if parameter.grad is not None]
     )
-    norm = compat.whole_tensor(norm)
+    norm = compat.whole_tensor(norm)  # a sharded gradient has a part of its norm on each rank
     if clip:
         nn.utils.clip_grads_with_norm_(state.model.parameters(), clip, norm)
-    if state.communication is not None:
+    if state.communication is not None:  # ranks with their own gradients must find a NaN in the same step
         phases.mark("optimizer")
         norm = state.communication.agree(norm)
         phases.mark("comm_exposed")
@@ -236,7 +245,7 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
     """Return the sum of the cross entropies of a shard, multiplied by ``weight``. See BatchShard."""
     logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
-    if batch.labels_B.ndim > 1:  # each position of a window has a label
+    if batch.labels_B.ndim > 1:  # each position of a window has a label; its loss is their mean
         weight /= batch.labels_B[0].numel()
         logits_BK, batch = logits_BK.flatten(0, 1), Batch(inputs=batch.inputs, labels_B=batch.labels_B.flatten())
     if batch.others_B is None or batch.own_B is None:
@@ -303,7 +312,7 @@ def evaluate(state: TrainingState) -> Evaluation:
 
 
 def _test_views(inputs: Tensor, options: TrainingOptions) -> list[tuple[float, Tensor]]:
-    """Return the inputs that are evaluated, each with the weight of its logits."""
+    """Return the inputs that are evaluated, each with the weight of its logits, as cifar10-airbench does (recipes)."""
     views, shift, size_px = [(1.0, inputs)], options.test_shift, inputs.shape[-1]
     if shift:
         padded = functional.pad(inputs, (shift,) * 4, "reflect")
@@ -369,12 +378,13 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
     shard = state.balance.shard_of(next(batches(order, state.batch_size, first=index)))
     state.optimizer.zero_grad()
-    state.batch_builder.feed.rewind()
+    state.batch_builder.feed.rewind()  # its worker processes have gone past this batch
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch)
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=rank_info.rank)
     loss = local_loss(state, state.model, batch, shard.weight)
     if state.sharding is not None:
         return RankFinding(loss=loss.item(), gradient_finite=None)
+    # This rank's own gradients: backward would call DDP's hooks, which average them over the ranks.
     gradients = torch.autograd.grad(
         loss, [parameter for parameter in state.model.parameters() if parameter.requires_grad], allow_unused=True
     )

@@ -145,16 +145,18 @@ class LivenessTracker:
             if value != liveness.value:
                 liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
                 liveness.num_changes += 1
+            # Node 0 hears itself. A node without a heartbeat has not joined yet: the rendezvous limits the wait for it.
             elif node and value:
                 liveness.silent_s += passed_s
             if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
                 liveness.is_lost = True
                 self._store.delete_key(f"claim/{node}")
-            if self._attempt and value and not liveness.is_lost:
+            if self._attempt and value and not liveness.is_lost:  # before the first attempt, there are no ranks
                 attempt, signs = stores.decode(f"beat/{node}", value, _read_heartbeat)
                 statuses += signs if attempt == self._attempt else ()
         self.statuses = tuple(statuses)
         steps = [status.step for status in statuses if status.step is not None]
+        # The steps of ranks that have ended are in no heartbeat any more.
         self.step = max((*steps, *(() if self.step is None else (self.step,))), default=None)
 
     def _read_heartbeats(self) -> dict[int, bytes]:
@@ -199,7 +201,7 @@ class Consensus:
         self._on_resumes = on_resumes
         self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)  # updated on node 0 only
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
-        self._posting = threading.Lock()
+        self._posting = threading.Lock()  # for calls of _store, and the attempt that they are about
         self._wake = threading.Event()  # a new attempt has begun
         self._decided = threading.Event()
         self._num_loops = 0
@@ -208,6 +210,7 @@ class Consensus:
         self._leaves = False  # whether this node was stopped and a new node replaces it
         self.history = [*history]  # all failed attempts; nodes other than node 0 keep them only if nodes are replaced
         self._step: int | None = None  # the highest step of this node's ranks in the attempt
+        # _watch may find node 0 lost while another thread receives its decision: the first of both counts.
         self._deciding = threading.Lock()
         self._attempt = 0
         self._members: tuple[int, ...] = ()
@@ -221,6 +224,7 @@ class Consensus:
         if history:
             self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
         self._try_store(self._send_heartbeat)
+        # Node 0 itself serves the store, so its calls do not hang.
         for run in (self._run, self._send_posts, *(() if self._is_leader else (self._watch,))):
             threading.Thread(target=run, name="consensus", daemon=True).start()
 
@@ -235,9 +239,9 @@ class Consensus:
             self._liveness.begin_attempt(attempt, members)
         if self._is_replaced:
             self._try_store(self._read_history)
-        if self._leaves:
+        if self._leaves:  # the key belongs to an attempt
             self.post_leaving()
-        if self.node_0_lost:
+        if self.node_0_lost:  # the decision that says so was reset above
             self._mark_node_0_lost()
         self._wake.set()
 
@@ -248,6 +252,7 @@ class Consensus:
 
     def post_failure(self, failure: Failure) -> None:
         """Report a failure on this node to node 0. Call this at once, because the order of failures matters."""
+        # Like all reports, it is sent by a thread: the caller handles signals and exits, and must not wait for a store.
         self._posts.put((self._attempt, {"failure": asdict(failure)}))
 
     def post_success(self, rank: int, *, is_last: bool) -> None:
@@ -291,7 +296,7 @@ class Consensus:
             self._try_store(partial(self._post, attempt, post), timeout_s=-1)
 
     def _post(self, attempt: int, post: dict[str, object]) -> None:
-        number = self._store.add(f"{attempt}/news", 1)
+        number = self._store.add(f"{attempt}/news", 1)  # readers wait for the report's own key, not for this number
         self._store.set(f"{attempt}/news/{number}", json.dumps(post))
 
     def _try_store(self, act: Callable[[], object], timeout_s: float = NODE_LOST_S) -> None:
@@ -343,10 +348,11 @@ class Consensus:
                 interval_s = HEARTBEAT_INTERVAL_S if self._attempt or self._is_leader else WAITING_INTERVAL_S
                 self._heartbeat_due = time.monotonic() + interval_s
                 self._try_store(self._send_heartbeat)
+            # Never negative, even after a slow heartbeat: torch gives it to poll(2), which would wait without a limit.
             rest_s = max(0.001, self._heartbeat_due - time.monotonic())
             attempt = self._attempt
             if not attempt or self.decision:
-                self._wake.wait(rest_s)
+                self._wake.wait(rest_s)  # no key is expected until the next attempt begins
                 self._wake.clear()
                 continue
             try:
@@ -358,7 +364,7 @@ class Consensus:
             except DistStoreError:  # nothing new, but on node 0, a time limit may have passed
                 if not self._is_leader:
                     continue
-            if attempt == self._attempt:
+            if attempt == self._attempt:  # the agent may have begun another one during the wait
                 self._try_store(self._decide if self._is_leader else self._receive_decision)
 
     def _send_heartbeat(self) -> None:
@@ -376,12 +382,12 @@ class Consensus:
             if self._is_replaced:
                 self._read_history()
             with self._deciding:
-                self._set_decision(self.decision or decision)
+                self._set_decision(self.decision or decision)  # unless node 0 was found lost meanwhile
 
     def _read_history(self) -> None:
         if self._store.check(["history"]):
             history = stores.decode("history", self._store.get("history"), read_attempts)
-            self.history = max(self.history, history, key=len)
+            self.history = max(self.history, history, key=len)  # a node that has missed decisions has fewer
 
     def _encoded_history(self) -> str:
         return json.dumps([asdict(ended) for ended in self.history])
@@ -402,7 +408,7 @@ class Consensus:
         silent_s = self._liveness.silent_s
         failure = restart_policy.find_root_failure(self._failures, silent_s=silent_s, settled=settled)
         failure = failure or self._find_hang()
-        if failure and (not self._requeues or self._requeues.is_ready()):  # else in the next iteration
+        if failure and (not self._requeues or self._requeues.is_ready()):  # else in the next iteration: it asks a disk
             lived_s = time.monotonic() - self._began_at
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
             outcome = outcome_of(failure, attempt=self._attempt, exited=self._exited)
@@ -411,7 +417,7 @@ class Consensus:
                 outcome = restart_policy.outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
             self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=lived_s))
             decision = self._decide_next(self.history, leaves=bool(leaving))
-            if self._is_replaced:
+            if self._is_replaced:  # before the decision, with which the other nodes read it
                 self._store.set("history", self._encoded_history())
             for node in leaving if decision.restart else ():
                 if node:  # so that a new node need not wait until this one counts as lost
@@ -425,6 +431,8 @@ class Consensus:
             self._num_posts += 1
             post = stores.decode(key, self._store.get(key), _read_post)
             if isinstance(post, Failure):
+                # It may follow from another failure or a lost node. So the decision waits until each node has answered
+                # since now, by the clock of node 0, and SETTLE_S has passed (restart_policy.py).
                 if not self._failures:
                     self._failed_at = time.monotonic()
                     self._liveness.mark_failure()
@@ -443,14 +451,14 @@ class Consensus:
 
     def _find_hang(self) -> Failure | None:
         status = find_hung_rank(self._liveness.statuses, self._hang_timeout_s)
-        if self._failures or status is None:
+        if self._failures or status is None:  # after a failure, the peers wait for the rank that failed
             return None
         why = describe_hang(status, self._hang_timeout_s)
         return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)
 
     def _publish(self, decision: Decision) -> None:
         self._store.set(f"{self._attempt}/verdict", json.dumps(asdict(decision)))
-        if self._config.spares and not decision.restart:
+        if self._config.spares and not decision.restart:  # the spares wait for this key (spares.py)
             self._store.set("ended", json.dumps(asdict(decision.outcome)))
         self._set_decision(decision)
 

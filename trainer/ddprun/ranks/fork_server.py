@@ -52,7 +52,7 @@ def preload_torch(num_threads: int) -> None:
     with _frozen_objects():
         import torch.distributed  # noqa: F401
 
-    if unset:
+    if unset:  # a variable that is set counts as the user's choice (rank_environment.py)
         del os.environ["OMP_NUM_THREADS"]
 
 
@@ -86,11 +86,14 @@ def fork_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
 
 def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
     os.setsid()
+    # The fork has copied ddprun's handlers and its wake-up descriptor.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGWINCH, signal.SIG_DFL)
     for number in supervisor.BLOCKED_SIGNALS:  # blocked in the supervisor; ranks get Python's default handlers
+        # What the user ignores (nohup) stays ignored. SIGUSR1 and 2 are ignored by ddprun's own start (__main__.py).
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    # Among them is ddprun's end of ``control``: while a copy is open, the supervisor reads no end of file.
     processes.close_descriptors(lock_fd, control.fileno())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with _frozen_objects():
@@ -98,7 +101,9 @@ def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
             compat.import_dynamo()
         with contextlib.suppress(Exception):  # the rank that imports it reports the error
             import torch.nn.parallel  # noqa: F401
-    processes.die_with_parent(None)  # until here, the supervisor would not have noticed that ddprun ended
+    # Until here, the supervisor would not have noticed that ddprun ended. From here on, it must outlive ddprun: at the
+    # end of file of ``control``, it kills all descendants. The kernel would kill only the ranks (docs/decisions/0002).
+    processes.die_with_parent(None)
     supervisor.Supervisor(control, fork_rank).run()
 
 
@@ -118,11 +123,12 @@ def fork_rank(request: supervisor.Request, streams: Sequence[int]) -> tuple[int,
 
 def _run_rank(request: supervisor.Request, streams: Sequence[int], supervisor_pid: int) -> NoReturn:
     try:
+        # The fork has copied these from the supervisor, which the rank's signals must not wake.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
         supervisor.set_up_rank(request, streams, supervisor_pid)
-        processes.close_descriptors()
+        processes.close_descriptors()  # the node's lock, the supervisor's sockets
         run_python(request["argv"], request["env"])
     except OSError as error:
         supervisor.exit_not_started(request["argv"], error)
@@ -152,6 +158,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         for path in sorted(folder.iterdir()):
             module = sys.modules.get(path.name.partition(".")[0])
             file = getattr(module, "__file__", None)
+            # The script would get this module instead of its own file.
             is_own = module is sys.modules["__main__"] or (file and folder in Path(file).resolve().parents)
             if module and not is_own and (path.suffix in (".py", ".so") or (path / "__init__.py").is_file()):
                 return f"{path} has the name of a module that is already imported"
@@ -194,6 +201,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         faulthandler.enable()
     offer_stacks(env)
     safe = bool(env.get("PYTHONSAFEPATH"))  # the option -P applies only to ddprun
+    # Until here, SIGINT has ended the process without a traceback (set_up_rank), as while Python starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)
     watch_process_groups(env)
@@ -207,7 +215,8 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     if "torch" in sys.modules:
         FirstTorchImport().install()
     code, uncaught = _run_main(lambda: _run_script(arguments, safe))
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
+    # Otherwise a handler could still run. The signal with which _exit ends the process, if any, stays unblocked.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})
     if observer:
         observer.end(code)
     if uncaught:
@@ -317,7 +326,7 @@ def _report_uncaught(error: BaseException) -> int:
         sys.__excepthook__(type(nested), nested, _script_traceback(nested))
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, frames)
-    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1  # Python also ends by the signal itself
 
 
 def describe_uncaught(error: BaseException) -> str:
@@ -343,6 +352,7 @@ def describe_uncaught(error: BaseException) -> str:
 
 
 def _script_traceback(error: BaseException) -> TracebackType | None:
+    """Remove the frames of ddprun, which the traceback of an executed script does not have."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename in (__file__, compat.__file__):
         frames = frames.tb_next

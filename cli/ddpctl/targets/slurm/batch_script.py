@@ -66,7 +66,7 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
         where = "" if options.python else " (PYTHON=/path/to/venv/bin/python sbatch ...)"
         needs = f"{needs[:-1]}, and Python 3.11 with ddpctl[train] on each{where}.\n#"
     lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
-    if not PurePath(plan.folder).is_absolute():
+    if not PurePath(plan.folder).is_absolute():  # else ddpctl launch gives sbatch the log
         lines += "\n#SBATCH --output=%x-%j.log"
     return f"""\
 #!/usr/bin/env bash
@@ -143,8 +143,10 @@ fi
 
 def _rendezvous(job: JobSpec) -> str:
     fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
+    # SLURM_GPUS_PER_NODE may be TYPE:NUMBER; the script takes what follows the colon.
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.max_gpus}}}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
+    # If the address stays empty, ddprun resolves the name of the first node.
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
     if job.min_nodes < job.max_nodes:
         more += f" {names.NNODES}=$(({nodes} < {job.min_nodes} ? {nodes} : {job.min_nodes})):${nodes}"
@@ -170,12 +172,14 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 
 
 def _srun(options: SlurmOptions) -> str:
+    # srun would read these from variables, which the script unsets (FOREIGN).
     own = [line for line in options.extra if line[2:].partition("=")[0] in OF_SRUN]
     return " ".join((_SRUN, *map(shlex.quote, own)))
 
 
 def _start(plan: Plan, options: SlurmOptions) -> str:
     python = shlex.quote(options.python) if options.python else '"${PYTHON:-python3}"'
+    # With exec, the signals for the batch script reach ddprun.batch. With -P, no file of the project hides a module.
     return f"""\
 # ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job. With the last two
 # options, srun ends no task itself, because all ddpruns agree on one exit code.
@@ -188,6 +192,7 @@ exec {python} -P -m ddprun.batch --requeues="$_ddp_requeues" \\
 
 def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
+    # scancel takes "JOB." for the step 0, so the file must not be empty.
     stop = f'[[ -s ${names.RUN_DIR}/{STEP} ]] && scancel --signal=TERM "$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
     node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
     retries = "|".join(f"{code:d}" for code in Exit if code.retry)
@@ -243,8 +248,10 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     if job.min_nodes < job.max_machines:
         lines.append("--no-kill")  # if a node is lost, the others continue without it
     lines += [
+        # B: only the batch script, which asks the ranks to save and then requeues the job.
         f"--signal=B:USR1@{lead_s(job)}",
         "--requeue" if options.requeues else "--no-requeue",
+        # A requeued job continues the log of its first start.
         "--open-mode=append",
         *extra,
     ]
@@ -284,6 +291,7 @@ def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
         f"--container-image={shlex.quote(image)} --container-workdir={WORKSPACE}",
         f"--container-mounts={shared}",
         f'--container-env="$({variables(job, "CUDA_VISIBLE_DEVICES")} | paste -s -d ,)"',
+        # The entrypoint of the image would start a second ddprun, as the program of its ranks.
         *lines(("--no-container-mount-home", "--no-container-entrypoint", *map(shlex.quote, options.runtime_args))),
     )
     return Runtime(command=BREAK.join((*options_of_srun, "ddprun")))
@@ -363,6 +371,7 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
         "docker": '${SLURM_STEP_GPUS:+--gpus="\\"device=$SLURM_STEP_GPUS\\""}',
     }[engine]
     infiniband = "$([ ! -d /dev/infiniband ] || echo --device=/dev/infiniband --ulimit=memlock=-1)"  # NCCL locks memory
+    # --init forwards signals. --env-file has only names, so no value is visible in the arguments of the engine.
     words = (
         f"exec {engine} run --name={name}", "--rm", "--init", "--interactive", "--network=host",
         '--label="ddpctl.run=$DDP_RUN_ID"', f"--shm-size={job.shm_size[:-1].lower()}", "--cap-drop=ALL",
@@ -371,7 +380,9 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
         f"--env=HOME=/tmp --env={names.LIFELINE_FD}=3", *(f"--volume={mount}" for mount in mounts(job)),
         *map(shlex.quote, options.runtime_args), "--entrypoint=sh", shlex.quote(job.image),
     )  # fmt: skip
+    # The task's pipe becomes descriptor 3, so that the ranks do not read from it.
     program = '-c \'exec 3<&0 </dev/null; exec ddprun "$@"\' ddprun "$@"'
+    # tail ignores the SIGTERM that asks a step to save: the pipe must close only when the task ends.
     return Runtime(
         setup=_MEMORY if engine == "docker" else "",
         needs=f"{engine} version",

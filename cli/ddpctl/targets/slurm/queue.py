@@ -66,7 +66,9 @@ lives() { # @PID:JOB
 FORMAT = "%F|%K|%T|%r|%S|%N"  # number of the array or job, index in the array, state, reason, start, nodes
 
 # Arguments: the jobs, separated by commas, then files. Prints the state of each job and the text of each file, each
-# after a header line. sacct is queried for jobs that squeue no longer lists.
+# after a header line. sacct is queried for jobs that squeue no longer lists. Without accounting, sacct fails, and the
+# files alone say how the job ended. If Slurm has forgotten all of the jobs, squeue fails with "Invalid job id".
+# Of a history (.csv), the header and the last lines are enough for the progress.
 ASK = f"""\
 {LIVES}jobs=$1
 shift
@@ -119,6 +121,7 @@ exit 69
 """
 
 # Arguments: the job, the number of last lines, then pairs of PREFIX and FILE. Prints the files. Exit 66: none exists.
+# PREFIX takes the place of torch's own prefix "[rankN]: ", which the lines of tracebacks have.
 PRINT = """\
 tail=$2
 shift 2
@@ -131,6 +134,8 @@ exit $code
 """
 
 # Has the arguments of PRINT. Prints new lines of the files until the job ends. While the job waits, prints the reason.
+# It ends if its parent (ddpctl, or its sshd) has ended, or if Slurm does not answer for 30 s. tail -F also waits for
+# files that do not exist yet, and ends with this script (--pid). sed -u passes each line on at once.
 FOLLOW = f"""\
 {LIVES}job=$1 tail=$2
 shift 2
@@ -174,6 +179,8 @@ exit 0
 _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
 # Arguments: the job, INT, TERM or KILL, the seconds to wait until the job ends, then the run's folders. Exit 1: the job
 # still exists. Exit 69: Slurm does not answer. A killed run cannot write its outcome, so this script writes it.
+# TERM is USR2 for the batch script: there, SIGTERM means scancel, after which Slurm itself signals the step. A waiting
+# job is cancelled first, so that a job that starts meanwhile gets the signal. An allocation (salloc) is not cancelled.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3
@@ -220,7 +227,8 @@ done
 exit 0
 """
 
-# Arguments: the job, the node's number, the folder, then options of srun, -- and the command.
+# Arguments: the job, the node's number, the folder, then options of srun, -- and the command. With --overlap, the step
+# shares the cores and GPUs of the ranks' step, which has all of them. The start of MPI would take time.
 EXECUTE = """\
 job=$1 node=$2 folder=$3
 shift 3

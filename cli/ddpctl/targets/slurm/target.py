@@ -97,6 +97,7 @@ class SlurmTarget(Target):
                 raise error
             check_script(plan, test, host=self._host)
         yield from self._prepare_environment(plan)
+        # Only sbatch can start an array, and SLURM_JOB_ID is the allocation of this machine's shell.
         if self._host is None and not self.options.array and (allocation := self.environ.get("SLURM_JOB_ID")):
             return (yield from self._start_in_allocation(plan, secrets, allocation))
         return (yield from self._submit_to_sbatch(plan, secrets, records))
@@ -128,6 +129,7 @@ class SlurmTarget(Target):
         """Return the plan with the folders of the cluster instead of those of this machine. Raises UnavailableError."""
         workdir, runs = self.options.workdir, self.options.runs
         if self._host and not (workdir and runs):
+            # The paths are quoted, are options of sbatch and are kept in the record: nothing there expands ~.
             (home,) = yield (Command(argv=("printenv", "HOME"), host=self._host, probe=True),)
             home.check(str(self._host))
             workdir = workdir or home.stdout.strip()
@@ -147,9 +149,11 @@ class SlurmTarget(Target):
         options, host, script = self.options, self._host, render_script(plan, self.options)
         depends = yield from self._dependency(records)
         log = f"{plan.folder}/job{'-%a' if options.array else ''}.log"
+        # sbatch replaces patterns such as %a in --output.
         output = f"{plan.folder.replace('%', '%%')}{log.removeprefix(plan.folder)}"
         argv = ("sbatch", f"--job-name={plan.name}", f"--output={output}", f"--chdir={plan.cwd}", *depends)
         tested, listing = yield (
+            # From stdin: no file is written before Slurm is known to answer.
             Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
             Command(argv=("printenv",), host=host, probe=True),
         )
@@ -158,9 +162,10 @@ class SlurmTarget(Target):
         ignored = ignored_options(listing.stdout, directives(plan.job, options))
         path = yield from self._write_files(plan, script, secrets)
         submission = Submission(handle=self._handle(plan), checkpoint_dir=plan.checkpoint_dir)
+        # The script ignores the uid. queue.LOCATE finds the job by it.
         sbatch = (*argv, "--parsable", path, plan.uid)
         (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
-        job = sent.stdout.strip().split(";")[0]
+        job = sent.stdout.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
         if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
             reason = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
             raise UnavailableError(f"the reply of Slurm was lost ({reason})", submission=submission)
@@ -205,6 +210,7 @@ class SlurmTarget(Target):
         if state.ended or state.state == "unknown":
             wrong = ConfigError if state.ended else UnavailableError
             raise wrong(f"after: run '{name}' must have succeeded, but it is {state.state}: {state.message}")
+        # Otherwise Slurm would keep a job whose dependency can no longer be fulfilled in the queue for ever.
         return (f"--dependency=afterok:{run.handle['job']}", "--kill-on-invalid-dep=yes")
 
     def _start_in_allocation(self, plan: Plan, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
@@ -243,6 +249,7 @@ class SlurmTarget(Target):
             message = f"the query of its state failed: {output.last_line('no answer')}"
             return tuple(RunStatus(run=run.name, state="unknown", message=message) for run in runs)
         answers = read_answers(output.stdout)
+        # If a job has several lines, the first one counts.
         number_of = {job.number: job for job in reversed(answers.jobs)}
 
         def status(run: Run, parts: tuple[Run, ...]) -> RunStatus:
@@ -351,6 +358,7 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
     elif output.returncode == TIMED_OUT:
         why = f"sbatch: {output.last_line('no answer')}"
     else:
+        # sbatch exits with 1 also if Slurm refuses the job, so only its text tells. Earlier lines may be about retries.
         last = next((line for line in reversed(output.stderr.splitlines()) if NO_SLURM.search(line)), None)
         if output.returncode == 0 or last is None:
             return None
