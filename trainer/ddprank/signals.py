@@ -22,10 +22,6 @@ STOPS = {
 }
 
 
-def _handle(*_: object) -> None:
-    """Do nothing: the thread of `Signals` handles the signal."""
-
-
 class Signals:
     """The signals that this process has received. ``code`` is the exit code that they request, or 0 without a signal.
 
@@ -36,7 +32,7 @@ class Signals:
     def __init__(self) -> None:
         self.code = 0
         self.can_save = False  # set by the trainer while it can save a checkpoint before it stops
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Any] = {}  # the handlers that were replaced
         self._mask = threading.local()  # several threads may fork at the same time
 
     def install(self) -> None:
@@ -47,22 +43,31 @@ class Signals:
         for number in STOPS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # the process was started with nohup
-            self._before[number] = signal.signal(number, _handle)  # without a handler, it is not in the pipe
+            if number == signal.SIGUSR2 and callable(signal.getsignal(number)):
+                continue  # programs that requeue a job use SIGUSR2, and call the script after they have set its handler
+            self._before[number] = signal.signal(number, self._handle)  # without a handler, it is not in the pipe
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._give_back)
+
+    def _handle(self, number: int, _: object) -> None:
+        """Stop if a handler that the script has installed later calls this one. Otherwise the thread does it."""
+        if signal.getsignal(number) != self._handle:
+            self._stop(number)
 
     def _watch(self, reader: int) -> None:
         while True:
             for number in os.read(reader, 16):
-                if signal.getsignal(number) is not _handle:  # another signal, or the script has replaced the handler
-                    continue
-                if number == signal.SIGHUP:
-                    leave_lost()  # printing about the stop would fail
-                code = STOPS[signal.Signals(number)]
-                second_interrupt = code == self.code == Exit.INTERRUPTED
-                if not self.can_save or second_interrupt:
-                    os._exit(code)
-                self.code = max(self.code, code)
+                if signal.getsignal(number) == self._handle:  # no other signal, and no handler of the script
+                    self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            leave_lost()  # printing about the stop would fail
+        code = STOPS[signal.Signals(number)]
+        second_interrupt = code == self.code == Exit.INTERRUPTED
+        if not self.can_save or second_interrupt:
+            os._exit(code)
+        self.code = max(self.code, code)
 
     def _hold(self) -> None:
         """Block the signals before a fork, so that a signal for the new child stays pending and is not lost."""
@@ -75,5 +80,6 @@ class Signals:
         """Restore the earlier handlers in a forked child (such as a DataLoader worker), so that signals end it."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+            if signal.getsignal(number) == self._handle:  # the script has not replaced it
+                signal.signal(number, handler or signal.SIG_DFL)
         self._let_go()

@@ -80,6 +80,7 @@ SECRETS = (
         (UnavailableError, REFUSED.format("localhost:8080"), "KUBECONFIG"),
         (ConfigError, "error: cannot locate context prodd\n", "prodd"),
         (UnavailableError, "error: \x1b[31modd\n", "error: \\x1b[31modd"),
+        (UnavailableError, "error: Post: context deadline exceeded - error from a previous attempt: not found", "VPN"),
         (UnavailableError, "", "exit code 1"),
         (ConfigError, QUOTA, "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4"),
         (ConfigError, SECRETS, "k8s/rbac-secrets.yaml"),

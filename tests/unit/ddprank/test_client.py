@@ -65,20 +65,27 @@ def test_a_signal_before_the_loop_ends_the_process_at_once(start: Start) -> None
     assert time.monotonic() - asked_at < 20
 
 
-OWN_HANDLER = """
-import signal
+OWN_HANDLERS = """
+import os, signal
+signal.signal(signal.SIGUSR2, lambda *_: print("before the import", flush=True))
 import ddpwire.script
-signal.signal(signal.SIGUSR2, lambda *_: print("mine", flush=True))
-signal.raise_signal(signal.SIGUSR2)
-signal.raise_signal(signal.SIGTERM)
+signal.signal(signal.SIGUSR1, lambda *_: print("after it", flush=True))
+replaced = signal.signal(signal.SIGTERM, lambda *signals: (print("passed on", flush=True), replaced(*signals)))
+if not os.fork():
+    signal.raise_signal(signal.SIGUSR1)
+    os._exit(0)
+os.wait()
+for number in (signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM):
+    signal.raise_signal(number)
 signal.pause()
 """
 
 
-def test_a_signal_whose_handler_the_script_has_replaced_is_the_script_s() -> None:
-    command = [sys.executable, "-c", OWN_HANDLER]
+def test_a_handler_of_the_script_takes_its_signal_in_a_child_too_and_may_pass_it_on() -> None:
+    command = [sys.executable, "-c", OWN_HANDLERS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "mine\n", "")
+    assert (done.returncode, done.stderr) == (143, "")
+    assert done.stdout.splitlines() == ["after it", "before the import", "after it", "passed on"]
 
 
 def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:

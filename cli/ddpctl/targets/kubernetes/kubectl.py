@@ -67,7 +67,8 @@ def items(output: Output) -> list[dict[str, Any]]:
 # The words in parentheses are the API's reasons (kubectl 1.32 and Kubernetes 1.32, tests/data/kubernetes/bad).
 _REFUSED = re.compile(
     r"^Error from server \((?!InternalError|ServiceUnavailable|(Server)?Timeout|TooManyRequests|Unauthorized)"
-    r"|denied the request: |^The \w+ \".*\" is invalid:|context .*(does not exist|not found)|cannot locate context"
+    r"|denied the request: |^The \w+ \".*\" is invalid:|^error: context .*(does not exist|not found)"
+    r"|context was not found for specified context|cannot locate context"
     r"|no matches for kind |doesn't have a resource type ",
     re.MULTILINE,
 )
