@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.driver import ddpctl
 
-from ddpwire.communication import fit_link
+from ddpwire.communication import fit_link, matrices, parse_way, step_seconds
 
 
 def test_bench_measures_each_collective_of_two_ranks(tmp_path: Path) -> None:
@@ -29,7 +29,9 @@ def test_bench_measures_each_collective_of_two_ranks(tmp_path: Path) -> None:
     assert plain["bytes"] == 2 * bf16["bytes"] == pytest.approx(100e6, rel=1e-3)
     advised = fit_link(2, dict(zip((8, 4 << 20), probes_s, strict=True)))
     assert [result["advice"][key] for key in ("latency_s", "bytes_per_s")] == [advised.latency_s, advised.bytes_per_s]
-    assert result["advice"]["compute_s"] < bf16["seconds"] < plain["seconds"]
+    compute_s, shapes = result["advice"]["compute_s"], matrices(25e6)
+    for way in (plain, bf16):
+        assert way["seconds"] == step_seconds(parse_way(way["way"]), shapes, advised, compute_s=compute_s) > compute_s
     assert ([link[:2] for link in result["links"]], result["slow"], "last" in result) == ([[0, 1]], [], False)
     assert [path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != "."] == []
 
