@@ -30,9 +30,9 @@ def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
             check=True,
             timeout=TIMEOUT_S,
         )
-    found = re.search(r"images/s +([0-9.,]+)", done.stdout.rpartition("world size")[2])
-    assert found, done.stdout
-    return float(found[1].replace(",", ""))
+    match = re.search(r"images/s +([0-9.,]+)", done.stdout.rpartition("world size")[2])
+    assert match, done.stdout
+    return float(match[1].replace(",", ""))
 
 
 def main() -> None:
@@ -42,16 +42,16 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["none", "exclusive"])
     parser.add_argument("arguments", nargs="*", help="for ddptrain, behind --")
     args = parser.parse_args()
-    found: dict[str, list[float]] = {mode: [] for mode in args.modes}
+    rates_of: dict[str, list[float]] = {mode: [] for mode in args.modes}
     for _, mode in measuring.in_turns(args.modes, args.repeats):
-        found[mode].append(images_per_s(mode, args.nproc, args.arguments))
+        rates_of[mode].append(images_per_s(mode, args.nproc, args.arguments))
     print(f"{args.nproc} ranks, {len(os.sched_getaffinity(0))} usable cores of {measuring.machine()}")
     print(measuring.head("images/s", 16, 8))
-    for mode, rates in found.items():
+    for mode, rates in rates_of.items():
         print(measuring.row(mode, rates, 16, "8.0f"))
-    base = statistics.median(found[args.modes[0]])
+    base = statistics.median(rates_of[args.modes[0]])
     for mode in args.modes[1:]:
-        print(f"{mode} / {args.modes[0]}: {statistics.median(found[mode]) / base:.3f}")
+        print(f"{mode} / {args.modes[0]}: {statistics.median(rates_of[mode]) / base:.3f}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def rank_main(rank: int, size: int, folder: str, models: list[str], rounds: int)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    found = {}
+    times_of = {}
     for name in models:
         make, shape = MODELS[name]
         torch.manual_seed(0)
@@ -88,9 +88,9 @@ def rank_main(rank: int, size: int, folder: str, models: list[str], rounds: int)
                 ddps[way](images).square().mean().backward()
                 optimizers[way].step()
             times[way].append((time.perf_counter() - start) / STEPS)
-        found[name] = times
+        times_of[name] = times
     if rank == 0:
-        Path(folder, "found").write_text(json.dumps(found))
+        Path(folder, "found").write_text(json.dumps(times_of))
     dist.barrier()
     os._exit(0)
 
@@ -105,17 +105,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         given = (args.ranks, folder, args.models.split(","), args.rounds)
         start_processes(rank_main, given, nprocs=args.ranks, start_method="spawn")
-        found = json.loads(Path(folder, "found").read_text())
+        times_of = json.loads(Path(folder, "found").read_text())
     print(f"{args.ranks} gloo ranks, {args.rounds} rounds of {STEPS} steps, one thread a rank, {measuring.machine()}")
     print(f"{'ms a step':28}{'median':>9}{'min':>9}{'ratio':>9}   ratio of each round: min to max")
-    for name, times in found.items():
+    for name, times in times_of.items():
         for way, values in times.items():
-            ratios = [one / other for one, other in zip(values, times[WAYS[0]], strict=True)]
+            ratios = [value / plain for value, plain in zip(values, times[WAYS[0]], strict=True)]
             print(
                 f"{name + ', ' + way:28}{1000 * statistics.median(values):9.2f}{1000 * min(values):9.2f}"
                 f"{statistics.median(ratios):9.3f}   {min(ratios):.3f} to {max(ratios):.3f}"
             )
-    measuring.write_json(args.json, {"seconds": found})
+    measuring.write_json(args.json, {"seconds": times_of})
 
 
 if __name__ == "__main__":

@@ -94,18 +94,18 @@ def lab(folder: Path, before: tuple[str, ...], environ: tuple[dict[str, str], ..
     person = Person(folder / "me")
     with machines(1 + len(before), prefix="doctor") as made, contextlib.ExitStack() as stack:
         laptop, *rest = made
-        faulty = [Faulty(**vars(one), before=script) for one, script in zip(rest, before, strict=True)]
+        faulty = [Faulty(**vars(machine), before=script) for machine, script in zip(rest, before, strict=True)]
         boxes = [
             stack.enter_context(
                 box(
-                    folder / one.name,
+                    folder / machine.name,
                     person,
-                    address=one.address,
-                    machine=one,
+                    address=machine.address,
+                    machine=machine,
                     environ={"PATH": os.environ["PATH"], **own},
                 )
             )
-            for one, own in zip(faulty, environ or ({},) * len(faulty), strict=True)
+            for machine, own in zip(faulty, environ or ({},) * len(faulty), strict=True)
         ]
         variables = {"HOME": str(person.home), "PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
         yield Lab(
@@ -135,9 +135,9 @@ def quota(pid: int, share: float) -> Iterator[None]:
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        for one in (group / "cgroup.procs").read_text().split():
+        for member in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(ProcessLookupError):
-                (first / "cgroup.procs").write_text(one)
+                (first / "cgroup.procs").write_text(member)
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -156,7 +156,7 @@ def small_mtu(cluster: Lab, node: int) -> None:
 
 def loopback_name(cluster: Lab, node: int) -> None:
     """Make the name of the first machine resolve to a loopback address on ``node``."""
-    names = "".join(f"{one.address} {one.name}\n" for one in cluster.machines[1:])
+    names = "".join(f"{machine.address} {machine.name}\n" for machine in cluster.machines[1:])
     cluster.machines[node].write_hosts(f"127.0.0.1 {cluster.machines[0].name}\n{names}")
 
 
@@ -168,9 +168,9 @@ def slow_link(cluster: Lab, a: int, b: int) -> None:
         subprocess.run(argv, check=True, timeout=10, capture_output=True)
 
 
-def examine(cluster: Lab, *words: str) -> dict[str, Any]:
+def examine(cluster: Lab, *arguments: str) -> dict[str, Any]:
     """Run a ``ddpctl`` command and return the JSON that it prints, which must contain its exit code."""
-    done = cluster.ddpctl(*(words or ("doctor",)), "--json", timeout=TIMEOUT_S)
+    done = cluster.ddpctl(*(arguments or ("doctor",)), "--json", timeout=TIMEOUT_S)
     assert done.stdout, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == result["code"], (done.returncode, done.stderr)
@@ -183,7 +183,7 @@ def bad_places(result: dict[str, Any]) -> set[Place]:
     A link is listed under its first node."""
     if result["check"] == "bench":
         return {(members[0], "slow " + "-".join(map(str, members))) for members in result["slow"]}
-    return {(one["node"], one["check"]) for one in result["results"] if one["status"] == "bad"}
+    return {(finding["node"], finding["check"]) for finding in result["results"] if finding["status"] == "bad"}
 
 
 def no_effect(_: Lab) -> AbstractContextManager[None]:
@@ -200,7 +200,7 @@ class Fault:
     environ: Callable[[Path], dict[str, str]] = lambda _: {}
     after: Callable[[Lab], Any] = lambda _: None
     within: Callable[[Lab], AbstractContextManager[None]] = field(default=no_effect)
-    words: tuple[str, ...] = ("doctor",)
+    arguments: tuple[str, ...] = ("doctor",)
     options: str = ""
 
 
@@ -210,7 +210,7 @@ FAULTS = (
         title="slow link",
         place=(1, "slow 1-3"),
         after=lambda cluster: slow_link(cluster, 1, 3),
-        words=("bench", "--sizes", "64K"),
+        arguments=("bench", "--sizes", "64K"),
     ),
     Fault(
         title="slow node",
@@ -249,19 +249,19 @@ def run(fault: Fault, folder: Path) -> dict[str, Any]:
     with lab(folder, tuple(before), tuple(environ)) as cluster, fault.within(cluster):
         fault.after(cluster)
         write(cluster, options=fault.options.format(folder=folder))
-        return examine(cluster, *fault.words)
+        return examine(cluster, *fault.arguments)
 
 
-def show(title: str, found: set[Place], expected: set[Place], began: float) -> bool:
+def show(title: str, reported: set[Place], expected: set[Place], began: float) -> bool:
     """Print a row of the table. Return whether exactly the expected places were reported."""
 
     def text(places: set[Place]) -> str:
         return ", ".join(f"node {node}: {check}" for node, check in sorted(places)) or "-"
 
     load = os.getloadavg()[0]
-    row = f"{title:<24}{text(found & expected):<24}{text(found - expected):<24}"
+    row = f"{title:<24}{text(reported & expected):<24}{text(reported - expected):<24}"
     print(f"{row}{time.monotonic() - began:5.0f} s{load:7.1f}", flush=True)
-    return found == expected
+    return reported == expected
 
 
 def main() -> None:
@@ -272,7 +272,7 @@ def main() -> None:
     args = parser.parse_args()
     right = True
     print(f"{'FAULT':<24}{'NAMED':<24}{'FALSELY ACCUSED':<24}{'TIME':>7}{'LOAD':>7}")
-    for fault in (one for one in FAULTS if not args.faults or one.title in args.faults):
+    for fault in (each for each in FAULTS if not args.faults or each.title in args.faults):
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
             right &= show(fault.title, bad_places(run(fault, Path(folder))), {fault.place}, began)

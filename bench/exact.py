@@ -118,8 +118,8 @@ ROWS = (
         options=synthetic("3x32x32", "--model=torchvision:vit_b_16", "--optimizer=adamw", steps=3, batch=6),
     ),
     *(
-        Row(group="moments", title=f"{what} {moment}", events=events, way=way)
-        for what, name, way in (("killed", "KILL", "restart"), ("stopped", "TERM", "command"))
+        Row(group="moments", title=f"{deed} {moment}", events=events, way=way)
+        for deed, name, way in (("killed", "KILL", "restart"), ("stopped", "TERM", "command"))
         for moment, events in (
             ("at the first step", (f"{name}@step:1@R",)),
             ("in the middle of an epoch", (f"{name}@saved:23@R",)),
@@ -253,10 +253,12 @@ def table(tries: Sequence[Tried]) -> str:
         "| training | ranks | starts | undisturbed | disturbed | |",
         "|---|---|---|---|---|---|",
     ]
-    for one in tries:
-        ranks = f"{one.row.ranks[0]} x {one.row.ranks[1]}" if one.row.ranks[0] > 1 else str(one.row.ranks[1])
-        same = "equal" if one.equal else "DIFFERENT"
-        lines.append(f"| {one.row.title} | {ranks} | {one.starts} | {one.undisturbed} | {one.disturbed} | {same} |")
+    for tried in tries:
+        ranks = f"{tried.row.ranks[0]} x {tried.row.ranks[1]}" if tried.row.ranks[0] > 1 else str(tried.row.ranks[1])
+        same = "equal" if tried.equal else "DIFFERENT"
+        lines.append(
+            f"| {tried.row.title} | {ranks} | {tried.starts} | {tried.undisturbed} | {tried.disturbed} | {same} |"
+        )
     return "\n".join([*lines, ""])
 
 
@@ -280,13 +282,18 @@ def main() -> None:
         print(f"{row.title}: {tries[-1].undisturbed} {tries[-1].disturbed} {same}", file=sys.stderr, flush=True)
     print(table(tries))
     result = [
-        {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
-        for one in tries
+        {
+            "title": tried.row.title,
+            "undisturbed": tried.undisturbed,
+            "disturbed": tried.disturbed,
+            "starts": tried.starts,
+        }
+        for tried in tries
     ]
     measuring.write_json(args.json, {"rows": result})
     if args.write:
         measuring.write_table(PAGE, "exact.py", table(tries))
-    sys.exit(not all(one.equal for one in tries))
+    sys.exit(not all(tried.equal for tried in tries))
 
 
 if __name__ == "__main__":

@@ -149,13 +149,17 @@ def explained(run: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout)) if done.stdout else {"cause": "unknown", "sentence": done.stderr.strip()}
 
 
-def judge(name: str, found: dict[str, Any]) -> str:
+def judge(name: str, explanation: dict[str, Any]) -> str:
     if name not in CAUSES:
-        return "wrong" if found.get("fault") else "named"
+        return "wrong" if explanation.get("fault") else "named"
     causes, rank = CAUSES[name]
-    if found["cause"] in ("unknown", "none"):
+    if explanation["cause"] in ("unknown", "none"):
         return "unknown"
-    is_right = found["cause"] in causes and rank in (ANY, found["rank"]) and WORDS.get(name, "") in found["sentence"]
+    is_right = (
+        explanation["cause"] in causes
+        and rank in (ANY, explanation["rank"])
+        and WORDS.get(name, "") in explanation["sentence"]
+    )
     return "named" if is_right else "wrong"
 
 
@@ -188,15 +192,15 @@ def torchrun_says(process: subprocess.Popen[bytes], folder: Path, began: float) 
     text = (folder / "output").read_text(errors="replace")
     errors = [line for line in text.splitlines() if ERROR.match(line)]
     root = re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL)
-    said = [f"root cause: rank {root[1]}, exit code {root[2]}"] if root else []
-    said += [re.sub(r"\[/[^]]*\] ?", "", errors[-1])[:90]] if errors else []
+    sentences = [f"root cause: rank {root[1]}, exit code {root[2]}"] if root else []
+    sentences += [re.sub(r"\[/[^]]*\] ?", "", errors[-1])[:90]] if errors else []
     ended = "it waits on" if process.poll() is None else f"exit code {process.returncode}"
     runs_s = f"nothing in {time.monotonic() - began:.0f} s"
     if not [*folder.glob("dump_*")]:
-        return f"{'; '.join(said) or runs_s} ({ended})", "no dump"
+        return f"{'; '.join(sentences) or runs_s} ({ended})", "no dump"
     command = [str(Path(sys.executable).with_name("torchfrtrace")), "--prefix", "dump_", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return f"{'; '.join(said) or runs_s} ({ended})", (done.stdout + done.stderr).strip().rpartition("\n")[2][:90]
+    return f"{'; '.join(sentences) or runs_s} ({ended})", (done.stdout + done.stderr).strip().rpartition("\n")[2][:90]
 
 
 def compare_with_torchrun(names: Sequence[str], wait_s: float) -> None:
@@ -208,7 +212,7 @@ def compare_with_torchrun(names: Sequence[str], wait_s: float) -> None:
                 began = time.monotonic()
                 launched = {name: stack.enter_context(by_torchrun(name, path)) for name, path in batch.items()}
                 deadline = began + START_TIMEOUT_S + GROUP_TIMEOUT_S + wait_s
-                while any(one.poll() is None for one in launched.values()) and time.monotonic() < deadline:
+                while any(torchrun.poll() is None for torchrun in launched.values()) and time.monotonic() < deadline:
                     time.sleep(0.5)
                 for name, process in launched.items():
                     print(f"{name:32} {' | '.join(torchrun_says(process, batch[name], began))}", flush=True)
@@ -241,11 +245,11 @@ def main() -> None:
                 time.sleep(args.wait)
                 for name, path in batch.items():
                     began = time.monotonic()
-                    found = explained(path / "run")
+                    explanation = explained(path / "run")
                     took_s = time.monotonic() - began
-                    result = judge(name, found)
+                    result = judge(name, explanation)
                     counts[f"{'faults' if name in CAUSES else 'healthy'}: {result}"] += 1
-                    line = f"{result:8} {name:32} {found['cause']:16} {took_s:4.1f} s  {found['sentence']}"
+                    line = f"{result:8} {name:32} {explanation['cause']:16} {took_s:4.1f} s  {explanation['sentence']}"
                     print(line, flush=True)
     print(dict(counts), "load", os.getloadavg())
     print(f"not injected here: {', '.join(NOT_INJECTED)}")

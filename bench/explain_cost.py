@@ -69,21 +69,21 @@ def main() -> None:
     machine = measuring.machine()
     print(f"{RANKS} gloo ranks, {args.pairs} pairs of {args.steps} steps, {machine}")
     intervals = {}
-    for what in ("cpu", "wall"):
-        ms = {way: 1000 * statistics.median(pair[way][what] for pair in pairs) for way in (WITH, WITHOUT)}
-        ratios = [pair[WITH][what] / pair[WITHOUT][what] for pair in pairs]
-        intervals[what] = low, high = interval(ratios)
+    for clock in ("cpu", "wall"):
+        ms = {way: 1000 * statistics.median(pair[way][clock] for pair in pairs) for way in (WITH, WITHOUT)}
+        ratios = [pair[WITH][clock] / pair[WITHOUT][clock] for pair in pairs]
+        intervals[clock] = low, high = interval(ratios)
         print(
-            f"{what:4} ms a step: with {ms[WITH]:.3f}, without {ms[WITHOUT]:.3f}; ratio {statistics.fmean(ratios):.4f}"
+            f"{clock:4} ms a step: with {ms[WITH]:.3f}, without {ms[WITHOUT]:.3f}; ratio {statistics.fmean(ratios):.4f}"
         )
         verdict = f"goal at most {GOAL}: {'NOT ' * (high > GOAL)}reached"
-        print(f"{what:4} 95 % interval {low:.4f} to {high:.4f}, {verdict}")
+        print(f"{clock:4} 95 % interval {low:.4f} to {high:.4f}, {verdict}")
     recorded = launch("recorded", args.recorded_steps)[0] if args.recorded_steps else {}
-    for what in ("cpu", "wall") if recorded else ():
-        outside = recorded[f"{what} outside"]
+    for clock in ("cpu", "wall") if recorded else ():
+        outside = recorded[f"{clock} outside"]
         for phase in ("recording", "writing"):
-            seconds = recorded[f"{what} {phase}"]
-            print(f"{what:4} ms a step: {phase} {1000 * seconds:.3f}, outside {1000 * outside:.3f}; "
+            seconds = recorded[f"{clock} {phase}"]
+            print(f"{clock:4} ms a step: {phase} {1000 * seconds:.3f}, outside {1000 * outside:.3f}; "
                   f"ratio {seconds / outside:.3f}")  # fmt: skip
     result = {"machine": machine, "intervals": intervals, "pairs": pairs, "recorded": recorded}
     measuring.write_json(args.json, result)

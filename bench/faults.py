@@ -43,10 +43,10 @@ class Tried:
     wrong: tuple[str, ...]
 
 
-def times(row: Row, asked: int) -> int:
+def times(row: Row, number: int) -> int:
     """Return how often a variant of a fault is tried. The tries of a row are spread over its variants."""
     ways = sum(other.number == row.number for other in ROWS)
-    return math.ceil(asked / ways) if row.number in REPEATED else 1
+    return math.ceil(number / ways) if row.number in REPEATED else 1
 
 
 def try_once(row: Row, weights: str, seed: int, launcher: str = "ddprun") -> Tried:
@@ -66,12 +66,12 @@ def said(value: float | None) -> str:
 
 def both(values: Sequence[float | None], form: str = ".2f") -> str:
     """Return the median and the highest value, or the only value."""
-    found = [value for value in values if value is not None]
-    if not found:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return "-"
-    if len(found) == 1:
-        return format(found[0], form)
-    return f"{statistics.median(found):{form}}, at worst {max(found):{form}}"
+    if len(numbers) == 1:
+        return format(numbers[0], form)
+    return f"{statistics.median(numbers):{form}}, at worst {max(numbers):{form}}"
 
 
 def line(tries: Sequence[Tried]) -> str:
@@ -80,11 +80,11 @@ def line(tries: Sequence[Tried]) -> str:
     cells = [
         str(row.number),
         row.title,
-        both([one.noticed_s for one in result]),
-        both([one.again_s for one in result]),
-        both([one.ended_s if one.again_s is None else None for one in result]),
-        both([one.steps_lost for one in result], ".0f"),
-        str(sum(one.orphans for one in result)),
+        both([each.noticed_s for each in result]),
+        both([each.again_s for each in result]),
+        both([each.ended_s if each.again_s is None else None for each in result]),
+        both([each.steps_lost for each in result], ".0f"),
+        str(sum(each.orphans for each in result)),
         f"{sum(not tried.wrong for tried in tries)} of {len(tries)}",
     ]
     return f"| {' | '.join(cells)} |\n"
@@ -106,15 +106,16 @@ def beside(tried: Tried) -> str:
 
 
 def table(tries: Sequence[Tried]) -> str:
-    what = f"Python {platform.python_version()}, torch {torch.__version__}, gloo, {os.cpu_count()} cores"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, gloo, {os.cpu_count()} cores"
     text = (
-        f"Measured with {what} ({platform.machine()}), two machines (network namespaces) x two ranks, a step of 0.1 s, "
-        f"a checkpoint every 10 steps. If a row had several tries, it shows the median and the worst.\n\n"
+        f"Measured with {versions} ({platform.machine()}), two machines (network namespaces) x two ranks, "
+        "a step of 0.1 s, a checkpoint every 10 steps. "
+        "If a row had several tries, it shows the median and the worst.\n\n"
         f"{HEAD}|---|---|---|---|---|---|---|---|\n"
     )
-    ours = [[one for one in tries if one.row == row and one.launcher == "ddprun"] for row in ROWS]
-    text += "".join(line(one) for one in ours if one)
-    theirs = sorted((one for one in tries if one.launcher == "torchrun"), key=lambda one: one.row.number)
+    ours = [[tried for tried in tries if tried.row == row and tried.launcher == "ddprun"] for row in ROWS]
+    text += "".join(line(tried) for tried in ours if tried)
+    theirs = sorted((tried for tried in tries if tried.launcher == "torchrun"), key=lambda tried: tried.row.number)
     if theirs:
         text += "\nStock torchrun with `--max-restarts 3` and static rendezvous, once each:\n\n"
         text += "| # | what happens | noticed, s | trains again, s | ended, s | left |\n|---|---|---|---|---|---|\n"
@@ -132,9 +133,12 @@ def read(path: Path) -> list[Tried]:
     rows = {row.title: row for row in ROWS}
     return [
         Tried(
-            row=rows[one["title"]], launcher=one["launcher"], result=Result(**one["result"]), wrong=tuple(one["wrong"])
+            row=rows[tried["title"]],
+            launcher=tried["launcher"],
+            result=Result(**tried["result"]),
+            wrong=tuple(tried["wrong"]),
         )
-        for one in (json.loads(path.read_text()) if path.exists() else ())
+        for tried in (json.loads(path.read_text()) if path.exists() else ())
     ]
 
 

@@ -23,10 +23,10 @@ for step in range(steps):
     if step == 0:
         if device.type == "cuda":
             torch.cuda.synchronize()
-        said = folder / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{os.environ['RANK']}"
-        part = said.with_name(f"{said.name}.part")
+        record = folder / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{os.environ['RANK']}"
+        part = record.with_name(f"{record.name}.part")
         part.write_text(f"{time.time()} {os.getpid()}")
-        part.rename(said)
+        part.rename(record)
     else:
         time.sleep(0.02)
 dist.destroy_process_group()

@@ -199,11 +199,11 @@ def freeze(way: str, seconds: float, node: int) -> Result:
             codes = job.end()
             with contextlib.suppress(SystemExit):
                 measuring.wait_until(lambda: not job.pids(), "the end of all processes", timeout_s=20)
-            left, lines = job.pids(), [line.strip() for line in job.lines[num_lines:]]
-            for pid in left:
+            pids, lines = job.pids(), [line.strip() for line in job.lines[num_lines:]]
+            for pid in pids:
                 psutil.Process(pid).kill()
     return Result(way=way, seconds=seconds, node=node, steps=last - before, codes=codes, ended_s=ended_s,
-                  lines=lines, left=len(left))  # fmt: skip
+                  lines=lines, left=len(pids))  # fmt: skip
 
 
 def load() -> dict[str, float]:

@@ -285,11 +285,11 @@ def ends(device: str, facts: Facts) -> None:
             if mode == "killed_in_kernel":
                 wait_for_ranks(run)
                 run.kill(0)
-            left = psutil.Process(run.process.pid).children(recursive=True)
+            children = psutil.Process(run.process.pid).children(recursive=True)
             ended = outcome(run)
             facts.add(f"{mode}: exit code", ended.code, right=ended.code != 0)
             facts.add(f"{mode}: message", ended.message, right=any(text in ended.message for text in texts))
-            _, alive = psutil.wait_procs(left, timeout=5)
+            _, alive = psutil.wait_procs(children, timeout=5)
         facts.add(f"{mode}: processes left", len(alive), right=not alive)
         used = wait_for_memory(device, before_mb)
         facts.add(f"{mode}: GPU memory left, MB", used, right=used <= FREE_MB)
@@ -317,8 +317,8 @@ def explains(device: str, facts: Facts) -> None:
         facts.add(f"{mode}: sentence", explanation.get("sentence"), right=is_named(mode, explanation))
         for name in ("cause", "rank", "evidence", "unknown"):
             facts.add(f"{mode}: {name}", explanation.get(name))
-        left = [pid for pid in pids if psutil.pid_exists(pid)]
-        facts.add(f"{mode}: ranks left", left, right=not left)
+        survivors = [pid for pid in pids if psutil.pid_exists(pid)]
+        facts.add(f"{mode}: ranks left", survivors, right=not survivors)
 
 
 def is_named(mode: str, explanation: dict[str, Any]) -> bool:

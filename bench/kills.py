@@ -70,14 +70,14 @@ class Run:
         with self.log.open("a") as out:
             self.process = start_python(self._arguments, cwd=self.folder, stdout=out, stderr=out, env=self._environ)
 
-    def until(self, condition: Callable[[], bool], what: str) -> bool:
+    def until(self, condition: Callable[[], bool], event: str) -> bool:
         """Wait for a condition. Return whether it became true before the run ended."""
         deadline = time.monotonic() + TIMEOUT_S
         while self.process.poll() is None:
             if condition():
                 return True
             if time.monotonic() > deadline:
-                raise SystemExit(f"kills.py: {what} did not happen within {TIMEOUT_S:g} s:\n{self.log.read_text()}")
+                raise SystemExit(f"kills.py: {event} did not happen within {TIMEOUT_S:g} s:\n{self.log.read_text()}")
             time.sleep(0.01)
         return False
 
@@ -257,13 +257,13 @@ def resumed(run: Run) -> list[int]:
 def open_files(pid: int) -> int:
     """Return the number of open files of a ddprun and of its first child, which forks the ranks."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in (pid, *children[:1]))
+    return sum(len(list(Path(f"/proc/{process}/fd").iterdir())) for process in (pid, *children[:1]))
 
 
 def soak(seconds: float, ranks: int, chance: random.Random) -> bool:
     """Kill a rank every 20 s, and print what that costs. Return whether the cost is within the limits."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        calm = Run(Path(one), ranks, "--device=cpu", "--epochs=1000000")
+    with tempfile.TemporaryDirectory() as calm_folder, tempfile.TemporaryDirectory() as killed_folder:
+        calm = Run(Path(calm_folder), ranks, "--device=cpu", "--epochs=1000000")
         calm.until(lambda: calm.step() > 200, "step 200")
         first, began = calm.step(), time.monotonic()
         time.sleep(20)
@@ -272,7 +272,7 @@ def soak(seconds: float, ranks: int, chance: random.Random) -> bool:
         calm.process.wait(TIMEOUT_S)
         epochs = max(1, round(seconds * steps_per_s / STEPS_PER_EPOCH))
         every = f"--checkpoint-every={max(1, round(2 * steps_per_s))}"
-        run, files = Run(Path(other), ranks, "--device=cpu", every, f"--epochs={epochs}"), []
+        run, files = Run(Path(killed_folder), ranks, "--device=cpu", every, f"--epochs={epochs}"), []
         run.until(lambda: run.step() > 0, "the first step")
         began = killed_at = time.monotonic()
         while run.until(lambda: time.monotonic() > killed_at + KILL_EVERY_S, "the next kill"):  # noqa: B023
@@ -312,9 +312,9 @@ def main() -> None:
     if args.soak:
         sys.exit(not soak(args.soak, args.ranks, random.Random(args.seed)))  # noqa: S311
     options = ("--deterministic", f"--epochs={args.epochs}", f"--checkpoint-every={args.every}", "--device=cpu")
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        whole = fingerprint(Run(Path(one), args.ranks, *options).end())
-        run = Run(Path(other), args.ranks, *options)
+    with tempfile.TemporaryDirectory() as whole_folder, tempfile.TemporaryDirectory() as killed_folder:
+        whole = fingerprint(Run(Path(whole_folder), args.ranks, *options).end())
+        run = Run(Path(killed_folder), args.ranks, *options)
         chance = random.Random(args.seed)  # noqa: S311
         try:
             done = disturb(run, kills=args.kills, num_steps=args.epochs * STEPS_PER_EPOCH, chance=chance)

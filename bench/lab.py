@@ -87,8 +87,8 @@ class Machine:
 
     def kill(self) -> None:
         """Send SIGKILL to all processes on this machine until none is left."""
-        while found := self.pids():
-            for pid in found:
+        while alive := self.pids():
+            for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
 

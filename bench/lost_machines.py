@@ -93,12 +93,12 @@ class Run:
         self.machines[number].kill()
         return at
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> float:
+    def until(self, condition: Callable[[], object], event: str, timeout_s: float = WAIT_S) -> float:
         """Wait until ``condition()`` is true. Return the time. Raises WrongError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                raise WrongError(f"{what}: not within {timeout_s:g} s; {self.last_lines()}")
+                raise WrongError(f"{event}: not within {timeout_s:g} s; {self.last_lines()}")
             time.sleep(POLL_S)
         return time.time()
 
@@ -290,10 +290,10 @@ def lose_too_many(first: int, second: int) -> Callable[[Run, random.Random, str]
         run.lose(first)
         time.sleep(dice.uniform(0, 2))
         at = run.lose(second)
-        left = [number for number in run.processes if number not in (first, second)]
-        ended = run.until(lambda: all(map(run.has_ended, left)), "the end of the others", LIMIT_S + 5)
-        if {run.code(number) for number in left} - {137, 142}:
-            raise WrongError(f"exit codes {[run.code(number) for number in left]}")
+        others = [number for number in run.processes if number not in (first, second)]
+        ended = run.until(lambda: all(map(run.has_ended, others)), "the end of the others", LIMIT_S + 5)
+        if {run.code(number) for number in others} - {137, 142}:
+            raise WrongError(f"exit codes {[run.code(number) for number in others]}")
         run.check_one_training()
         run.until(lambda: not run.alive(), "the end of all processes", ORPHANS_S)
         return ended - at
@@ -336,10 +336,10 @@ def beside(number: int, dice: random.Random) -> str:
         trains = {int(path.suffix[1:]) for path in (run.folder / "steps").glob("*")}
         ranked = [each for each, machine in enumerate(run.machines) if each and trains & {*machine.pids()}]
         lost = ranked[0] if number else 0  # the first machine has the store, whether it trains or waits
-        at, left = run.lose(lost), [each for each in run.processes if each != lost]
+        at, others = run.lose(lost), [each for each in run.processes if each != lost]
 
         def is_over() -> bool:
-            return all(map(run.has_ended, left)) or min(run.last_starts()) > at
+            return all(map(run.has_ended, others)) or min(run.last_starts()) > at
 
         try:
             took_s = run.until(is_over, "training again, or the end", TORCHRUN_S) - at

@@ -80,8 +80,8 @@ class Place:
             alive = done.stdout.splitlines()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                words = (process / "environ").read_bytes().split(b"\0")
-                if f"DDP_RUN_ID={run}".encode() in words and " Z " not in (process / "stat").read_text():
+                variables = (process / "environ").read_bytes().split(b"\0")
+                if f"DDP_RUN_ID={run}".encode() in variables and " Z " not in (process / "stat").read_text():
                     alive.append(process.name)
         return alive
 

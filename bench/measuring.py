@@ -50,12 +50,12 @@ def processes_with(variable: str, value: str) -> list[Any]:
     """Return the processes (of psutil) that have this variable in their environment, without those that have ended."""
     import psutil
 
-    found = []
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def free_port() -> int:
@@ -71,12 +71,12 @@ def in_turns(ways: Sequence[Way], num_rounds: int) -> Iterator[tuple[int, Way]]:
             yield number, way
 
 
-def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float, pause_s: float = 0.02) -> None:
+def wait_until(condition: Callable[[], object], event: str, *, timeout_s: float, pause_s: float = 0.02) -> None:
     """Wait until ``condition()`` is true. End the benchmark if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"{what}: did not happen within {timeout_s:g} s")
+            raise SystemExit(f"{event}: did not happen within {timeout_s:g} s")
         time.sleep(pause_s)
 
 
@@ -101,7 +101,7 @@ def row(name: str, values: Sequence[float], width: int, form: str) -> str:
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> float:
     """Return the median of the ratios. Each ratio divides a value by the baseline of the same round."""
-    return statistics.median(one / other for one, other in zip(values, baseline, strict=True))
+    return statistics.median(value / reference for value, reference in zip(values, baseline, strict=True))
 
 
 def write_json(path: Path | None, result: object) -> None:

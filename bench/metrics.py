@@ -60,8 +60,11 @@ def rank(number: int, size: int, port: int) -> None:
         )
 
     metrics = open_metrics(os.environ, first=number == 0)
-    told = {}
-    for what, callbacks in (("metrics", callbacks_of(1)), ("metrics and the comparison of ranks", callbacks_of(size))):
+    cost_us = {}
+    for variant, callbacks in (
+        ("metrics", callbacks_of(1)),
+        ("metrics and the comparison of ranks", callbacks_of(size)),
+    ):
         for step in range(1, WARM + WATCHED + 1):
             if step == WARM:
                 began = time.thread_time()
@@ -69,10 +72,10 @@ def rank(number: int, size: int, port: int) -> None:
             for phase in ("data", "forward", "backward", "optimizer"):
                 callbacks.phases.mark(phase)
             callbacks.on_step_end(step=step, epoch=1, samples=32, lr=0.1)
-        told[what] = 1e6 * (time.thread_time() - began) / WATCHED
+        cost_us[variant] = 1e6 * (time.thread_time() - began) / WATCHED
         callbacks.stragglers.read_answer(step)
     dist.barrier()
-    print(json.dumps(told), flush=True)
+    print(json.dumps(cost_us), flush=True)
     os._exit(0)
 
 
@@ -86,8 +89,8 @@ def a_step(size: int = 2) -> dict[str, float]:
             environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics), "DDP_HEARTBEAT_FILE": f"{folder}/beat-"}
             command = [sys.executable, __file__, "rank", str(number), str(size), str(port)]
             processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
-        told = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
-    return {what: max(one[what] for one in told) for what in told[0]}
+        costs = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
+    return {variant: max(cost[variant] for cost in costs) for variant in costs[0]}
 
 
 FILL = """
@@ -212,8 +215,8 @@ def a_crowd() -> tuple[list[float], list[float], int]:
 def main() -> None:
     """Run all measurements."""
     print(f"microseconds of CPU a step, the worse of 2 ranks, {WATCHED} steps")
-    for what, cost in a_step().items():
-        print(f"  {what:40}{cost:8.1f}")
+    for variant, cost in a_step().items():
+        print(f"  {variant:40}{cost:8.1f}")
     counts, median, slowest = a_scrape()
     own, *ranks = counts.values()
     print(f"series: rank 0 {ranks[0]}, another rank {ranks[1]}, the node itself {own}")
@@ -224,8 +227,8 @@ def main() -> None:
         f"step: {statistics.median(alone):.3f} ms alone, {statistics.median(crowded):.3f} ms with {CROWD} scrapes "
         f"a second at once and one that hangs ({answered} answered): x {ratio:.4f}"
     )
-    print(f"  alone {', '.join(f'{one:.3f}' for one in alone)}")
-    print(f"  crowd {', '.join(f'{one:.3f}' for one in crowded)}")
+    print(f"  alone {', '.join(f'{ms:.3f}' for ms in alone)}")
+    print(f"  crowd {', '.join(f'{ms:.3f}' for ms in crowded)}")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ class Results:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        there = path is not None and path.exists()
-        self._kept: dict[str, Any] = json.loads(path.read_text()) if path and there else {"rows": {}, "import_s": []}
+        exists = path is not None and path.exists()
+        self._kept: dict[str, Any] = json.loads(path.read_text()) if path and exists else {"rows": {}, "import_s": []}
 
     @property
     def import_s(self) -> list[float]:
@@ -81,19 +81,19 @@ def measure(results: Results, cases: list[Case], *, torchrun: bool, for_s: float
             return False
         some = missing[first : first + AT_ONCE]
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda pair: run(pair[1], "torchrun", f"t{pair[0]}-"), enumerate(some))
-            for case, result in zip(some, found, strict=True):
+            outcomes = pool.map(lambda pair: run(pair[1], "torchrun", f"t{pair[0]}-"), enumerate(some))
+            for case, result in zip(some, outcomes, strict=True):
                 results.add(case.title, "torchrun", result)
     return True
 
 
 def table(results: Results, cases: list[Case]) -> str:
-    what = (
+    versions = (
         f"Python {platform.python_version()}, torch {metadata.version('torch')}, {os.cpu_count()} cores, one run each"
     )
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
-        f"Measured with {what}. `--join-timeout` was {LONGER_S} s for two machines with the same node rank, "
+        f"Measured with {versions}. `--join-timeout` was {LONGER_S} s for two machines with the same node rank, "
         f"{MEETING_S} s for the rows in which all nodes join, and {JOIN_TIMEOUT_S} s for the others. The rows "
         f"of torchrun were measured {AT_ONCE} at a time, and each torchrun was stopped after {BOUND_S:g} s. The "
         f"seconds count from the start of the last node's process, and include the start of Python. During the "
@@ -135,10 +135,10 @@ def main() -> None:
     print(text)
     if args.write:
         measuring.write_table(PAGE, "misconfigured.py", text)
-    wrong = [(case, one) for case in cases if (one := results.of(case.title, "ddprun")) and one.code != 0]
-    slow = [f"{case.title}: {one.seconds:.1f} s" for case, one in wrong if one.seconds > GOAL_S]
+    wrong = [(case, result) for case in cases if (result := results.of(case.title, "ddprun")) and result.code != 0]
+    slow = [f"{case.title}: {result.seconds:.1f} s" for case, result in wrong if result.seconds > GOAL_S]
     print(f"{len(wrong) - len(slow)} of {len(wrong)} mistakes were told within {GOAL_S:g} s", *slow, sep="\n")
-    sys.exit(any(one.code is None for _, one in wrong))
+    sys.exit(any(result.code is None for _, result in wrong))
 
 
 if __name__ == "__main__":

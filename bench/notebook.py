@@ -58,7 +58,7 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
     loader = DataLoader(data, batch_size=batch, sampler=sampler, num_workers=2, drop_last=True)
     model = DistributedDataParallel(model_of(shape))
     optim, criterion = optimizer(model), nn.CrossEntropyLoss()
-    phases, told = measure_phases(torch.device("cpu"), model.parameters(), alone=False), []
+    phases, measured = measure_phases(torch.device("cpu"), model.parameters(), alone=False), []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         before, began = dict(phases.totals), time.perf_counter()
@@ -83,9 +83,9 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
             phases.mark("data")
             phases.end(step)
         spent = {name: phases.totals[name] - before[name] for name in before}
-        told.append({"epoch": time.perf_counter() - began, "start": start, **spent})
+        measured.append({"epoch": time.perf_counter() - began, "start": start, **spent})
     if rank == 0:
-        Path(file).write_text(json.dumps(told))
+        Path(file).write_text(json.dumps(measured))
     dist.barrier()
     del batches, loader, model, optim, loss
     gc.collect()
@@ -118,8 +118,8 @@ def ours_rank(epochs, images, batch):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    words = ["--data=synthetic", f"--synthetic-samples={images}", "--synthetic-shape=3x32x32", "--model=convnet"]
-    words += [
+    arguments = ["--data=synthetic", f"--synthetic-samples={images}", "--synthetic-shape=3x32x32", "--model=convnet"]
+    arguments += [
         f"--batch-size={2 * batch}",
         "--lr=0.01",
         "--schedule=constant",
@@ -127,12 +127,12 @@ def ours_rank(epochs, images, batch):
         "--flip",
         "--precision=fp32",
     ]
-    options = parse_options(words, {})
+    options = parse_options(arguments, {})
     rank_info = RankInfo(rank=rank, size=2, local_rank=rank, local_world_size=2)
     world = World(rank_info=rank_info, device=torch.device("cpu"), backend="gloo", data_group=dist.group.WORLD)
     data = SOURCES["synthetic"].load(options.data, 0)
     state = build_training_state(options, world, data, batch_size=options.training.batch_size)
-    phases, guard, told, step = (
+    phases, guard, measured, step = (
         measure_phases(world.device, state.model.parameters(), alone=False),
         NonFiniteGuard(world.device),
         [],
@@ -148,8 +148,8 @@ def ours_rank(epochs, images, batch):
             train_step(state, shard, step=step, epoch=epoch, lr=0.01, phases=phases, guard=guard)
             phases.end(step)
         spent = {name: phases.totals[name] - before[name] for name in before}
-        told.append({"epoch": time.perf_counter() - began, "start": 0.0, **spent})
-    return told
+        measured.append({"epoch": time.perf_counter() - began, "start": 0.0, **spent})
+    return measured
 
 
 def ours(epochs, images, batch):
@@ -162,32 +162,32 @@ def ours(epochs, images, batch):
 WAYS = {"tutorial": tutorial, "ours": ours}
 
 
-def summary(told):
+def summary(epochs):
     """Return the seconds of each part of an epoch: the median of all epochs that count."""
-    rows = {part: [sum(epoch.get(name, 0.0) for name in names) for epoch in told] for part, names in PARTS.items()}
-    found = {part: statistics.median(values) for part, values in rows.items()}
-    found["epoch"] = statistics.median(epoch["epoch"] for epoch in told)
-    computing = [sum(epoch[name] for name in COMPUTE) for epoch in told]
-    idle = [epoch["epoch"] - spent for epoch, spent in zip(told, computing, strict=True)]
-    found["not computing"] = statistics.median(idle)
-    return found
+    rows = {part: [sum(epoch.get(name, 0.0) for name in names) for epoch in epochs] for part, names in PARTS.items()}
+    medians = {part: statistics.median(values) for part, values in rows.items()}
+    medians["epoch"] = statistics.median(epoch["epoch"] for epoch in epochs)
+    computing = [sum(epoch[name] for name in COMPUTE) for epoch in epochs]
+    idle = [epoch["epoch"] - spent for epoch, spent in zip(epochs, computing, strict=True)]
+    medians["not computing"] = statistics.median(idle)
+    return medians
 
 
-def table(found):
+def table(summaries):
     rows = ["workers start", "input", "waiting for the other rank", "not computing", "computing", "epoch"]
     lines = [f"{'seconds an epoch':28}{'tutorial':>10}{'ours':>10}{'ours / tutorial':>18}"]
     for row in rows:
-        a, b = found["tutorial"][row], found["ours"][row]
+        a, b = summaries["tutorial"][row], summaries["ours"][row]
         lines.append(f"{row:28}{a:10.3f}{b:10.3f}{(f'{b / a:.3f}' if a else '-'):>18}")
-    idle = found["ours"]["not computing"] / found["tutorial"]["not computing"]
-    quicker = found["tutorial"]["epoch"] / found["ours"]["epoch"]
+    idle = summaries["ours"]["not computing"] / summaries["tutorial"]["not computing"]
+    quicker = summaries["tutorial"]["epoch"] / summaries["ours"]["epoch"]
     lines.append(
         f"not computing {idle:.3f} x the tutorial's (asked: at most 0.1); the epoch {quicker:.1f} x faster (asked: 4)"
     )
     return "\n".join(lines)
 
 
-def plot(found, file):
+def plot(summaries, file):
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -195,11 +195,11 @@ def plot(found, file):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 1.9))
-    left = dict.fromkeys(WAYS, 0.0)
+    ends = dict.fromkeys(WAYS, 0.0)
     for part in PARTS:
-        widths = [found[way][part] for way in WAYS]
-        axes.barh(list(WAYS), widths, left=list(left.values()), label=part)
-        left = {way: left[way] + width for way, width in zip(WAYS, widths, strict=True)}
+        widths = [summaries[way][part] for way in WAYS]
+        axes.barh(list(WAYS), widths, left=list(ends.values()), label=part)
+        ends = {way: ends[way] + width for way, width in zip(WAYS, widths, strict=True)}
     axes.invert_yaxis()
     axes.set_xlabel("seconds an epoch")
     axes.legend(fontsize="x-small", ncols=3, loc="lower right")
@@ -215,23 +215,23 @@ def main():
     parser.add_argument("--batch", type=int, default=128, help="a rank's")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ.setdefault("DDPCTL_STATE_DIR", tempfile.mkdtemp(prefix="ddpctl-bench-"))
-    told = {way: [] for way in WAYS}
-    for number, way in measuring.in_turns(list(WAYS), asked.rounds):
-        epochs = WAYS[way](asked.epochs + 1, asked.images, asked.batch)[1:]
-        told[way] += epochs
+    measured = {way: [] for way in WAYS}
+    for number, way in measuring.in_turns(list(WAYS), args.rounds):
+        epochs = WAYS[way](args.epochs + 1, args.images, args.batch)[1:]
+        measured[way] += epochs
         seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
         print(f"round {number + 1}  {way:10} {seconds} s", file=sys.stderr)
-    found = {way: summary(epochs) for way, epochs in told.items()}
+    summaries = {way: summary(epochs) for way, epochs in measured.items()}
     print(
-        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {measuring.machine()}, "
-        f"n = {len(told['ours'])}"
+        f"{args.images} images of 32x32, batch {args.batch} a rank, two ranks, {measuring.machine()}, "
+        f"n = {len(measured['ours'])}"
     )
-    print(table(found))
-    measuring.write_json(asked.json, {"epochs": told, "summary": found})
-    if asked.plot:
-        plot(found, asked.plot)
+    print(table(summaries))
+    measuring.write_json(args.json, {"epochs": measured, "summary": summaries})
+    if args.plot:
+        plot(summaries, args.plot)
 
 
 if __name__ == "__main__":

@@ -60,17 +60,17 @@ ALLOWED = {
 
 def processes(mark: str) -> dict[int, tuple[int, str, str]]:
     """Return the parent, state and command of each process that has ``mark`` in its environment. The keys are pids."""
-    found = {}
+    states = {}
     for process in measuring.processes_with(MARK, mark):
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            found[process.pid] = (process.ppid(), process.status(), " ".join(process.cmdline()))
-    return found
+            states[process.pid] = (process.ppid(), process.status(), " ".join(process.cmdline()))
+    return states
 
 
-def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) -> dict[str, list[int]]:
+def roles(states: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) -> dict[str, list[int]]:
     """Return the pids of each role."""
     by_role: dict[str, list[int]] = {role: [] for role in ROLES if role != "stop"}
-    for pid, (parent, _, command) in sorted(found.items()):
+    for pid, (parent, _, command) in sorted(states.items()):
         if pid == launch:
             role = "ddpctl"
         elif pid in ranks:
@@ -81,7 +81,7 @@ def roles(found: dict[int, tuple[int, str, str]], launch: int, ranks: set[int]) 
             role = "reader"
         elif parent == launch and "-m ddprun " in command:
             role = "ddprun"
-        elif found.get(parent, (0, "", ""))[0] == launch and "nodectl" not in command:
+        elif states.get(parent, (0, "", ""))[0] == launch and "nodectl" not in command:
             role = "supervisor"
         else:
             continue
@@ -126,13 +126,13 @@ class Run:
 
     def rank_pids(self) -> dict[int, int]:
         """Return the ranks that run now, keyed by their pids."""
-        found = {}
+        rank_of = {}
         for path in (self.root / "runs" / self.name).glob("node-*/node.json"):
             try:
-                found |= {one["pid"]: one["rank"] for one in json.loads(path.read_text())["ranks"]}
+                rank_of |= {entry["pid"]: entry["rank"] for entry in json.loads(path.read_text())["ranks"]}
             except (OSError, ValueError, KeyError):
                 continue
-        return found
+        return rank_of
 
     def send(self) -> str:
         """Wait for the chosen moment and send the signal. Return what was done, or "" if the run had ended."""
@@ -171,12 +171,12 @@ class Run:
             wrong.append(f"hang: launch has not ended {self.limit_s:g} s after the signal")
         end = time.monotonic()
         deadline = time.monotonic() + CLEAR_S
-        while (left := processes(self.mark)) and time.monotonic() < deadline:
+        while (orphans := processes(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
         clear_s = time.monotonic() - end
         status_code, text = self.ask("status", self.name, "--json")
-        wrong += [f"orphan: {pid} {state} {command}" for pid, (_, state, command) in left.items()]
-        for pid in left:
+        wrong += [f"orphan: {pid} {state} {command}" for pid, (_, state, command) in orphans.items()]
+        for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.launch.wait()
@@ -201,7 +201,7 @@ class Run:
 
     def compare(self, sent: str, code: int | None, status: dict, timeline: dict) -> list[str]:
         """Return a sentence for each statement of status, timeline and exit code that is false."""
-        state, told, said = status["state"], status["code"], status["message"][:200]
+        state, status_code, message = status["state"], status["code"], status["message"][:200]
         step = (status.get("progress") or {}).get("step")
         cause = (status.get("outcome") or {}).get("cause")
         blamed = (status.get("outcome") or {}).get("rank")
@@ -210,22 +210,25 @@ class Run:
         restarts = 1 if (self.role, self.signal, state) == ("rank", "KILL", "succeeded") and not was_over else None
         false = {
             f"status says {state}, and nothing of the run is alive": state in ACTIVE,
-            f"status: {state} with code {told}": (state == "succeeded") != (told == 0),
-            f"launch exited with {code}, status says {told}": self.role != "ddpctl" and code not in (None, told),
+            f"status: {state} with code {status_code}": (state == "succeeded") != (status_code == 0),
+            f"launch exited with {code}, status says {status_code}": self.role != "ddpctl"
+            and code not in (None, status_code),
             f"succeeded at step {step} of {self.steps}": state == "succeeded" and step != self.steps,
-            f"timeline says {timeline.get('state')} {timeline.get('code')}, status {state} {told}": bool(timeline)
-            and (timeline["state"], timeline["code"]) != (state, told),
-            f"{sent}: {state} ({cause}), not {' or '.join(sorted(allowed))}: {said}": bool(sent)
+            f"timeline says {timeline.get('state')} {timeline.get('code')}, status {state} {status_code}": bool(
+                timeline
+            )
+            and (timeline["state"], timeline["code"]) != (state, status_code),
+            f"{sent}: {state} ({cause}), not {' or '.join(sorted(allowed))}: {message}": bool(sent)
             and state not in allowed
             and not was_over,
-            f"the script is blamed ({cause}, {told}): {said}": cause == "error"
-            or (bool(sent) and told in range(1, 64)),
+            f"the script is blamed ({cause}, {status_code}): {message}": cause == "error"
+            or (bool(sent) and status_code in range(1, 64)),
             f"rank {blamed} is blamed, rank {self.signalled_rank} got the signal": self.role == "rank"
             and blamed not in (None, self.signalled_rank),
             f"timeline counts {timeline.get('restarts')} restarts after one killed rank": bool(timeline)
             and restarts not in (None, timeline["restarts"]),
         }
-        return [words for words, is_false in false.items() if is_false]
+        return [statement for statement, is_false in false.items() if is_false]
 
 
 def main() -> None:
@@ -244,11 +247,11 @@ def main() -> None:
             run = Run(root, number, args)
             line, wrong = run.judge()
             print(f"{line}  {'WRONG' if wrong else 'ok'}  (--seed {args.seed + number} --runs 1)", flush=True)
-            for words in wrong:
-                print(f"      - {words}", flush=True)
+            for statement in wrong:
+                print(f"      - {statement}", flush=True)
             counts[f"{run.role} {run.signal} {'wrong' if wrong else 'ok'}"] += 1
             results.append({"seed": args.seed + number, "role": run.role, "line": line, "wrong": wrong})
-    bad = sum(bool(one["wrong"]) for one in results)
+    bad = sum(bool(result["wrong"]) for result in results)
     print(
         f"{len(results)} runs, {bad} with something wrong: " + ", ".join(f"{n} {k}" for k, n in sorted(counts.items()))
     )

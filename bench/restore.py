@@ -36,8 +36,8 @@ def state(mib: int) -> dict[str, Any]:
     tensors = [torch.randn(MIB // 4) for _ in range(mib)]
     parameters, first, second = tensors[::3], tensors[1::3], tensors[2::3]
     moments = {
-        number: {"exp_avg": one, "exp_avg_sq": other, "step": torch.tensor(3.0)}
-        for number, (one, other) in enumerate(zip(first, second, strict=False))
+        number: {"exp_avg": average, "exp_avg_sq": square, "step": torch.tensor(3.0)}
+        for number, (average, square) in enumerate(zip(first, second, strict=False))
     }
     return {"model": dict(enumerate(parameters)), "optimizer": {"state": moments}}
 

@@ -132,17 +132,17 @@ def measure(kind: str, num_nodes: int, seconds: float, *, counts: bool = False) 
             events = [read_events(path.read_text()) for path in Path(name).glob("run/node-*/events.jsonl")]
             failed = [event.time - killed for of_node in events for event in of_node if event.event == "failed"]
             (Path(name) / "finish").touch()
-            left = {*agents.pids}
+            pids = {*agents.pids}
             deadline = time.monotonic() + 300
-            while left and time.monotonic() < deadline:
-                if agents.pids[0] in left:
+            while pids and time.monotonic() < deadline:
+                if agents.pids[0] in pids:
                     agents.end("end-so-far")
-                left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
+                pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}
                 time.sleep(0.02)
             agents.phases["end"] = agents.phases.pop("end-so-far")
             load = os.getloadavg()[0]
             return {
-                "agent": kind, "nodes": num_nodes, "phases": agents.phases, "load": load, "left": len(left),
+                "agent": kind, "nodes": num_nodes, "phases": agents.phases, "load": load, "left": len(pids),
                 "agreed_s": max(failed, default=None), "heard": len(failed),
             }  # fmt: skip
         finally:

@@ -49,7 +49,7 @@ def rate(commands: list[list[str]], start: Callable[..., subprocess.Popen[str]])
     """Run these ranks, which ``start`` starts. Return the images/s of all ranks together, which rank 0 prints."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
-    ranks = [start(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
+    ranks = [start(command, env=environ, stdout=pipe, stderr=mixed, text=True) for command in commands]
     try:
         outs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
     finally:
@@ -116,8 +116,10 @@ def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]
 
 def main() -> None:
     parser = measuring.options(__doc__)
-    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",") if one], default=[1, 2, 4])
-    parser.add_argument("--links", type=lambda text: [one for one in text.split(",") if one], default=LINKS)
+    parser.add_argument(
+        "--ranks", type=lambda text: [int(number) for number in text.split(",") if number], default=[1, 2, 4]
+    )
+    parser.add_argument("--links", type=lambda text: [link for link in text.split(",") if link], default=LINKS)
     parser.add_argument("--options", type=lambda text: text.split(","), default=list(OPTIONS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)

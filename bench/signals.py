@@ -80,8 +80,8 @@ def try_one(moment_s: float) -> bool:
                 os.kill(pid, signal.SIGKILL)
         code = of_status(process.wait(10))
         right = code == Exit.SAVED_TERM and not orphans and took_s <= GRACE_S + LATE_S
-        told = f"after {moment_s:5.2f} s ({where:16}) exit code {code} in {took_s:5.2f} s, {len(orphans)} left"
-        print(f"{told}{'' if right else '   WRONG'}", flush=True)
+        line = f"after {moment_s:5.2f} s ({where:16}) exit code {code} in {took_s:5.2f} s, {len(orphans)} left"
+        print(f"{line}{'' if right else '   WRONG'}", flush=True)
         return right
 
 

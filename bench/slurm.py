@@ -168,8 +168,8 @@ def main() -> None:
     generated.add_argument("--number", type=int, default=10_000)
     generated.add_argument("--checked", type=int, default=200)
     args = parser.parse_args()
-    if why := slurm_lab.missing():
-        raise SystemExit(f"slurm.py: {why}")
+    if reason := slurm_lab.missing():
+        raise SystemExit(f"slurm.py: {reason}")
     start(args.repeats) if args.verb == "start" else scripts(args.number, args.checked)
 
 

@@ -124,14 +124,14 @@ class Lab:
     def verbs(self) -> Iterator[tuple[str, tuple[float, float]]]:
         """Yield the time of each command. Each command gets a new run."""
         (self.person.home / ".ssh/config").unlink(missing_ok=True)
-        for verb, words in VERBS.items():
-            *took, said = self.time((sys.executable, "-P", "-m", "ddpctl", *words))
+        for verb, arguments in VERBS.items():
+            *took, output = self.time((sys.executable, "-P", "-m", "ddpctl", *arguments))
             if verb == "start":
                 self.wait_for_nodes()
             if verb == "status":
-                assert f"{len(self.places)} of {len(self.places)} nodes alive" in said, said
+                assert f"{len(self.places)} of {len(self.places)} nodes alive" in output, output
             if verb == "logs":
-                assert said.count("step 1\n") == len(self.places), said
+                assert output.count("step 1\n") == len(self.places), output
             yield verb, (took[0], took[1])
         self.time((sys.executable, "-P", "-m", "ddpctl", "rm", "night"))
 
@@ -167,14 +167,14 @@ def hosts(folder: Path, number: int) -> Iterator[Lab]:
 
 def measure(number: int, turns: int) -> Times:
     """Measure everything in every turn."""
-    found: Times = {row: [] for row in (*ROWS, *VERBS)}
+    times_of: Times = {row: [] for row in (*ROWS, *VERBS)}
     with tempfile.TemporaryDirectory(prefix="bench-ssh-") as name, hosts(Path(name), number) as lab:
         for turn in range(turns):
             for row in ROWS if turn % 2 == 0 else ROWS[::-1]:
-                found[row].append(lab.connect(row))
+                times_of[row].append(lab.connect(row))
             for verb, times in lab.verbs():
-                found[verb].append(times)
-    return found
+                times_of[verb].append(times)
+    return times_of
 
 
 def main() -> None:
@@ -185,18 +185,18 @@ def main() -> None:
     args = parser.parse_args()
     if MISSING:
         sys.exit(MISSING)
-    found = measure(args.hosts, args.turns)
+    times_of = measure(args.hosts, args.turns)
     if args.json:
-        print(json.dumps({"hosts": args.hosts, "seconds": found}))
+        print(json.dumps({"hosts": args.hosts, "seconds": times_of}))
         return
     print(f"{args.hosts} hosts, {measuring.machine()}, python {platform.python_version()}, "
           f"fabric {metadata.version('fabric')}, n = {args.turns}: median (worst) seconds, times Fabric's")  # fmt: skip
-    for row, times in found.items():
+    for row, times in times_of.items():
         cells = []
-        for what, mine, theirs in zip(("wall", "CPU"), zip(*times, strict=True), zip(*found[FABRIC], strict=True),
+        for clock, mine, theirs in zip(("wall", "CPU"), zip(*times, strict=True), zip(*times_of[FABRIC], strict=True),
                                       strict=True):  # fmt: skip
             ratio = measuring.ratio(mine, theirs)
-            cells.append(f"{what} {statistics.median(mine):6.2f} ({max(mine):6.2f}), {ratio:5.2f} x")
+            cells.append(f"{clock} {statistics.median(mine):6.2f} ({max(mine):6.2f}), {ratio:5.2f} x")
             if row == CONNECT:
                 cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"
         print(f"  {row:<20} {'; '.join(cells)}")

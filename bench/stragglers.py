@@ -63,13 +63,13 @@ def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay
     stopped = re.search(r"after step (\d+) of", done.stdout)
     if stopped is None:
         raise SystemExit(f"stragglers.py: ddprun exited with {done.returncode}:\n{done.stdout}{done.stderr}")
-    found = re.findall(r"step (\d+): rank (\d+) .* is slow: its steps take ([\d.]+) times", done.stdout)
+    reports = re.findall(r"step (\d+): rank (\d+) .* is slow: its steps take ([\d.]+) times", done.stdout)
     return {
         "ranks": ranks,
         "busy": busy,
         "slow_rank": slow_rank,
         "steps": int(stopped[1]),
-        "reports": [[int(step), int(rank), float(ratio)] for step, rank, ratio in found],
+        "reports": [[int(step), int(rank), float(ratio)] for step, rank, ratio in reports],
     }
 
 

@@ -73,10 +73,10 @@ class Lab:
             "PYTHONPATH": packages,
         }
 
-    def ssh(self, one: Box) -> str:
+    def ssh(self, host: Box) -> str:
         """Return the command of OpenSSH's client for one host."""
         return (
-            f"ssh -F none -p {one.port} -i {self.person.home}/.ssh/id_ed25519 "
+            f"ssh -F none -p {host.port} -i {self.person.home}/.ssh/id_ed25519 "
             f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
         )
 
@@ -88,19 +88,19 @@ class Lab:
             scratch.mkdir(parents=True, exist_ok=True)
             if tool.endswith("no rsync"):
                 environ["PATH"] = str(self.folder / "bin")
-            ports = [str(one.port) for one in self.boxes]
+            ports = [str(host.port) for host in self.boxes]
             lines = [shlex.join([sys.executable, "-c", SYNC, name, str(self.project), str(scratch), *ports])]
         elif tool == "tar | ssh":
             lines = [
-                f"tar -C {self.project} --exclude=./.git -cf - . | {self.ssh(one)} 127.0.0.1 "
-                f"'mkdir -p {one.home}/{name} && tar -C {one.home}/{name} -xf -'"
-                for one in self.boxes
+                f"tar -C {self.project} --exclude=./.git -cf - . | {self.ssh(host)} 127.0.0.1 "
+                f"'mkdir -p {host.home}/{name} && tar -C {host.home}/{name} -xf -'"
+                for host in self.boxes
             ]
         else:
             lines = [
-                f"{tool} --delete --exclude=/.git -e {shlex.quote(self.ssh(one))} {self.project}/ "
-                f"127.0.0.1:{one.home}/{name}/"
-                for one in self.boxes
+                f"{tool} --delete --exclude=/.git -e {shlex.quote(self.ssh(host))} {self.project}/ "
+                f"127.0.0.1:{host.home}/{name}/"
+                for host in self.boxes
             ]
         started = time.monotonic()
         running = [
@@ -113,16 +113,16 @@ class Lab:
             )
             for line in lines
         ]
-        for one in running:
-            printed, said = one.communicate(timeout=1200)
-            assert one.returncode == 0, said
+        for process in running:
+            printed, errors = process.communicate(timeout=1200)
+            assert process.returncode == 0, errors
         return float(printed) if tool.startswith("ddpctl") else time.monotonic() - started
 
     def forget(self) -> None:
         """Delete the copies on the hosts."""
-        for one in self.boxes:
-            shutil.rmtree(one.home)
-            one.home.mkdir()
+        for host in self.boxes:
+            shutil.rmtree(host.home)
+            host.home.mkdir()
 
 
 @contextmanager
@@ -130,12 +130,12 @@ def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterato
     """Yield the hosts, and a project in a git repository."""
     person, project = Person(folder / "me"), folder / "project"
     made = random.Random(0)  # noqa: S311 -- the same files each time
-    words = [f"{made.getrandbits(64):x}" for _ in range(5000)]
+    vocabulary = [f"{made.getrandbits(64):x}" for _ in range(5000)]
     size = num_bytes // num_files
     for number in range(num_files):
         path = project / f"package{number % 40}" / f"file{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = " ".join(made.choices(words, k=size // 16)).encode()
+        text = " ".join(made.choices(vocabulary, k=size // 16)).encode()
         path.write_bytes(made.randbytes(size) if number % 2 else text.ljust(size))
     subprocess.run(["git", "init", "--quiet", str(project)], check=True, timeout=60)
     tools = folder / "bin"  # without rsync
@@ -155,7 +155,7 @@ def measure(
     num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
 ) -> dict[str, list[list[float]]]:
     """For each tool and turn, return two times in seconds: the first transfer, and the transfer after one change."""
-    found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
+    times_of: dict[str, list[list[float]]] = {tool: [] for tool in tools}
     with (
         tempfile.TemporaryDirectory(prefix="bench-sync-") as name,
         lab(Path(name), num_hosts, num_files, num_bytes) as made,
@@ -165,13 +165,13 @@ def measure(
             first = made.send(tool, f"first-{turn}")
             changed.write_text(f"print({turn})\n")
             name_again = f"again-{turn}" if tool.startswith("ddpctl") else f"first-{turn}"
-            found[tool].append([first, made.send(tool, name_again)])
-            for one in made.boxes:
-                (copy,) = one.home.glob(f"**/{name_again}/**/file0.py")
+            times_of[tool].append([first, made.send(tool, name_again)])
+            for host in made.boxes:
+                (copy,) = host.home.glob(f"**/{name_again}/**/file0.py")
                 assert copy.read_text() == f"print({turn})\n"
                 assert len(list(copy.parent.parent.glob("*/*.py"))) == num_files
             made.forget()
-    return found
+    return times_of
 
 
 def main() -> None:
@@ -184,20 +184,20 @@ def main() -> None:
     args = parser.parse_args()
     if MISSING:
         sys.exit(MISSING)
-    found = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, TOOLS)
+    times_of = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, TOOLS)
     if args.json:
-        print(json.dumps({"hosts": args.hosts, "seconds": found}))
+        print(json.dumps({"hosts": args.hosts, "seconds": times_of}))
         return
     print(f"{args.megabytes} MB in {args.files} files to {args.hosts} hosts, {measuring.machine()}, n = {args.turns}: "
           "median (worst) seconds")  # fmt: skip
-    others = [times for tool, times in found.items() if not tool.startswith("ddpctl")]
-    for tool, turns in found.items():
+    others = [times for tool, times in times_of.items() if not tool.startswith("ddpctl")]
+    for tool, turns in times_of.items():
         cells = []
-        for step, what in enumerate(("first", "after one change")):
+        for step, title in enumerate(("first", "after one change")):
             times = [turn[step] for turn in turns]
             best = [min(turn[step] for turn in side) for side in zip(*others, strict=True)]
             ratio = measuring.ratio(times, best)
-            cells.append(f"{what} {statistics.median(times):6.2f} ({max(times):6.2f}), {ratio:.2f} x the best")
+            cells.append(f"{title} {statistics.median(times):6.2f} ({max(times):6.2f}), {ratio:.2f} x the best")
             if tool.startswith("ddpctl"):
                 cells[-1] += f" (goal {GOAL}: {'reached' if ratio <= GOAL else 'NOT reached'})"
         print(f"  {tool:<28} {'; '.join(cells)}")

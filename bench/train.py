@@ -161,19 +161,19 @@ def measure(model: str, args) -> dict[str, list[float]]:
             environ = {name: str(value) for name, value in environ.items()}
             ranks.append(start_python(arguments, env=os.environ | environ))
         try:
-            for one in ranks:
-                if one.wait(timeout=TIMEOUT_S):
-                    raise SystemExit(f"train.py: a rank of {model} exited with {one.returncode}")
+            for process in ranks:
+                if process.wait(timeout=TIMEOUT_S):
+                    raise SystemExit(f"train.py: a rank of {model} exited with {process.returncode}")
         finally:
-            for one in ranks:
-                one.kill()
+            for process in ranks:
+                process.kill()
         return json.loads(result.read_text())
 
 
-def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
+def table(rates_of: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
     """Return the lines of the table. A ratio is a way's rate, divided by the tutorial's rate in the same round."""
     lines = [f"{'':28}{'images/s':>10}{'over the tutorial':>20}{'min':>7}{'max':>7}{'n':>4}"]
-    for model, rates in found.items():
+    for model, rates in rates_of.items():
         lines.append(model)
         base = rates["tutorial"]
         for name, values in rates.items():
@@ -193,13 +193,17 @@ def goals(model: str, rates: dict[str, list[float]], ranks: int) -> list[str]:
     plain, best = GOALS[ranks][model]
     ratio = measuring.ratio(rates["ddptrain"], rates["tutorial"])
     lines.append(f"  goal: {plain} x the tutorial: {'reached' if ratio >= plain else 'NOT reached'} ({ratio:.2f})")
-    for suffix, what in (("", "in float32"), (" bf16", "in their bf16")):
-        names = [name for name in rates if name in {f"{one}{suffix}" for one in ("fabric", "accelerate", "lightning")}]
+    for suffix, precision in (("", "in float32"), (" bf16", "in their bf16")):
+        names = [
+            name
+            for name in rates
+            if name in {f"{framework}{suffix}" for framework in ("fabric", "accelerate", "lightning")}
+        ]
         if names:
             top = max(names, key=lambda name: statistics.median(rates[name]))
             over = measuring.ratio(rates["ddptrain"], rates[top])
             goal = f", goal {best}: {'reached' if over >= best else 'NOT reached'}" if not suffix else ""
-            lines.append(f"  over the best framework {what} ({top}): {over:.2f}{goal}")
+            lines.append(f"  over the best framework {precision} ({top}): {over:.2f}{goal}")
     return lines
 
 
@@ -221,13 +225,13 @@ def main() -> None:
         worker(args)
     from ddptrain.compat import has_cpu_bf16
 
-    found = {model: measure(model, args) for model in args.models}
+    rates_of = {model: measure(model, args) for model in args.models}
     has = "with" if has_cpu_bf16() else "WITHOUT"
     processes = "one process" if args.ranks == 1 else f"{args.ranks} gloo ranks"
     print(f"{processes} of one thread on {args.device}, {measuring.machine()}, {has} bf16 instructions")
-    print("\n".join(table(found, args.ranks)))
-    what = {"machine": measuring.machine(), "bf16": has_cpu_bf16(), "ranks": args.ranks, "device": args.device}
-    measuring.write_json(args.json, {**what, "rates": found})
+    print("\n".join(table(rates_of, args.ranks)))
+    setting = {"machine": measuring.machine(), "bf16": has_cpu_bf16(), "ranks": args.ranks, "device": args.device}
+    measuring.write_json(args.json, {**setting, "rates": rates_of})
 
 
 if __name__ == "__main__":

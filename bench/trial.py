@@ -50,10 +50,10 @@ def run(case: Case, launcher: str, prefix: str) -> Result:
             code = processes[case.speaker].wait(BOUND_S)
         seconds = time.monotonic() - began
         lines = (Path(folder) / f"{case.speaker}.err").read_text(errors="replace").splitlines()
-        said = sentence(lines, folder)
-        if launcher == "ddprun" and code == 0 and not said.startswith("warning: "):
-            said = "no error: ddprun gives the ranks the right interface, and they train"
-        return Result(said=said, seconds=seconds, code=code)
+        message = sentence(lines, folder)
+        if launcher == "ddprun" and code == 0 and not message.startswith("warning: "):
+            message = "no error: ddprun gives the ranks the right interface, and they train"
+        return Result(said=message, seconds=seconds, code=code)
 
 
 def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -480,8 +480,8 @@ class Branches(nn.Module):
         self.first, self.second = nn.Linear(13, 13), nn.Linear(13, 13)
 
     def forward(self, batch: torch.Tensor, *, both: bool) -> torch.Tensor:
-        found: torch.Tensor = self.first(batch)
-        return self.second(found) if both else found
+        hidden: torch.Tensor = self.first(batch)
+        return self.second(hidden) if both else hidden
 
 
 def train_ddp(uses_both: Callable[[int], bool], before_step: Callable[[], None] = lambda: None) -> None:

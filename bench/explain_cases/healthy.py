@@ -48,8 +48,8 @@ def healthy_long_evaluation() -> None:
         while RANK == 0 and time.monotonic() < end:
             for batch in DataLoader(Items(lambda _: time.sleep(0.001)), batch_size=32):
                 with torch.no_grad():
-                    found = model(batch.sum().expand(32, 200)).argmax(1)
-                if (found == 3).sum() < 0 or time.monotonic() > end:
+                    classes = model(batch.sum().expand(32, 200)).argmax(1)
+                if (classes == 3).sum() < 0 or time.monotonic() > end:
                     break
         reduce(times=20)
 

@@ -24,8 +24,8 @@ def moment(experiment: Experiment) -> int:
     return experiment.dice.randint(1, 38)
 
 
-def one_at(node: int, what: dict[str, int]) -> list[dict[str, int]]:
-    return [what if other == node else {} for other in BOTH]
+def one_at(node: int, counts: dict[str, int]) -> list[dict[str, int]]:
+    return [counts if other == node else {} for other in BOTH]
 
 
 def rank_is_killed(experiment: Experiment) -> None:
@@ -194,9 +194,9 @@ def master_has_no_name(experiment: Experiment) -> None:
     experiment.job.master = "nosuch.invalid"
     experiment.now()
     experiment.job.start()
-    why = "'nosuch.invalid' does not resolve"
+    reason = "'nosuch.invalid' does not resolve"
     # The resolver's reason: no network, no such name, or a name server that does not answer in time.
-    experiment.fails((f"node-0: {why}", f"node-1: {why}"), code=69, ending=": [a-z ]+")
+    experiment.fails((f"node-0: {reason}", f"node-1: {reason}"), code=69, ending=": [a-z ]+")
 
 
 def master_is_another(experiment: Experiment) -> None:
@@ -204,12 +204,12 @@ def master_is_another(experiment: Experiment) -> None:
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)
-    what = "10.77.0.99 is not an address of this machine, but node 0 must listen on it; "
-    what += "this machine has 10.77.0.10 (eth0)"
-    experiment.fails(what, code=69, nodes=[0])
+    message = "10.77.0.99 is not an address of this machine, but node 0 must listen on it; "
+    message += "this machine has 10.77.0.10 (eth0)"
+    experiment.fails(message, code=69, nodes=[0])
 
 
-def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable[[Experiment], None]:
+def nodes_differ(difference: str, *homes: dict[str, str], image: str = "") -> Callable[[Experiment], None]:
     """Return a fault in which the nodes have different files in their homes, or node 1 has another image."""
 
     def act(experiment: Experiment) -> None:
@@ -221,7 +221,7 @@ def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable
                 (job.home(node) / name).write_text(text)
         experiment.now()
         job.start()
-        experiment.fails(f"the nodes do not match: {what}; make all nodes the same", code=78)
+        experiment.fails(f"the nodes do not match: {difference}; make all nodes the same", code=78)
 
     return act
 
@@ -231,9 +231,9 @@ def rank_eats(experiment: Experiment) -> None:
         experiment.job.enter[1] = enter
         experiment.job.start()
         experiment.now()
-        what = f"the limit of its cgroup is {EATER_BYTES / (1 << 30):.3g} GiB"
+        limit = f"the limit of its cgroup is {EATER_BYTES / (1 << 30):.3g} GiB"
         experiment.fails(
-            f"rank 2 on node 1 ran out of memory and was killed: {what}; "
+            f"rank 2 on node 1 ran out of memory and was killed: {limit}; "
             "give the job more memory, or each rank less work. A restart did not help",
             code=137,
         )
@@ -246,5 +246,5 @@ def rank_is_killed_again_and_again(experiment: Experiment) -> None:
     experiment.now()
     experiment.job.start()
     each = "rank 1 on node 0 was killed by SIGKILL"
-    what = "; ".join(f"attempt {attempt}: {each}" for attempt in (2, 3, 4))
-    experiment.fails(f"gave up after 3 attempts without progress ({what})", code=75)
+    failures = "; ".join(f"attempt {attempt}: {each}" for attempt in (2, 3, 4))
+    experiment.fails(f"gave up after 3 attempts without progress ({failures})", code=75)

@@ -73,18 +73,18 @@ class Experiment:
     def is_gone(self, pids: Callable[[], Collection[int]] | None = None) -> None:
         """Wait until all of these processes have ended. By default, wait for all processes on the machines."""
         began = time.time()
-        left = pids or self.job.alive
+        remaining = pids or self.job.alive
         try:
-            self.job.until(lambda: not left(), "the end of all processes", GONE_S)
+            self.job.until(lambda: not remaining(), "the end of all processes", GONE_S)
         except TooLateError:
-            self.result = replace(self.result, orphans=len(left()))
+            self.result = replace(self.result, orphans=len(remaining()))
             return
         self.result = replace(self.result, gone_s=max(time.time() - began, self.result.gone_s or 0.0))
 
     def counters(self) -> dict[str, object]:
         """Return two counters of each node: restarts by reason, and unwanted exits by cause."""
-        with ThreadPoolExecutor() as asked:  # at once: the run may be over soon
-            pages = list(asked.map(self.job.metrics, BOTH))
+        with ThreadPoolExecutor() as pool:  # at once: the run may be over soon
+            pages = list(pool.map(self.job.metrics, BOTH))
         restarts = [counted("ddp_restarts_total", page) for page in pages]
         exits = [counted("ddp_rank_exits_total", page) for page in pages]
         return {"restarts": restarts, "exits": [{k: n[k] for k in EXIT_CAUSES if n.get(k)} for n in exits]}
@@ -102,17 +102,17 @@ class Experiment:
         """
         if self.job.launcher != "ddprun":
             return
-        found = self.counters()
+        observed = self.counters()
         self.ends()
         ends = [(outcome.code, outcome.cause) if outcome else None for outcome in map(self.job.outcome, BOTH)]
         expected = {"weights": {str(rank): self._weights for rank in WORLD}, "outcomes": [(0, "ok")] * NODES}
         expected |= {"codes": [list(node) for node in codes], "restarts": restarts, "exits": exits}
-        found |= {"weights": self.job.weights(), "outcomes": ends, "codes": [self.job.codes[node] for node in BOTH]}
-        self.result = replace(self.result, expected=expected, found=found)
+        observed |= {"weights": self.job.weights(), "outcomes": ends, "codes": [self.job.codes[node] for node in BOTH]}
+        self.result = replace(self.result, expected=expected, found=observed)
 
-    def also(self, name: str, expected: object, found: object) -> None:
+    def also(self, name: str, expected: object, observed: object) -> None:
         """Record another value and its expected value."""
-        both = self.result.expected | {name: expected}, self.result.found | {name: found}
+        both = self.result.expected | {name: expected}, self.result.found | {name: observed}
         self.result = replace(self.result, expected=both[0], found=both[1])
 
     def fails(self, message: str | Sequence[str], *, code: int, nodes: Sequence[int] = BOTH, ending: str = "") -> None:
@@ -130,7 +130,7 @@ class Experiment:
             expected={"codes": [[code]] * len(nodes), "messages": messages},
             found={
                 "codes": [self.job.codes[node] for node in nodes],
-                "messages": [re.sub(f"{ending}$", "", one.message) if one else None for one in outcomes],
+                "messages": [re.sub(f"{ending}$", "", outcome.message) if outcome else None for outcome in outcomes],
             },
         )
 

@@ -113,12 +113,12 @@ class Job:
             if node not in self.processes:
                 self.start(node)
 
-    def until(self, condition: Callable[[], object], what: str, timeout_s: float = START_S) -> float:
+    def until(self, condition: Callable[[], object], event: str, timeout_s: float = START_S) -> float:
         """Call ``tend`` until ``condition()`` is true. Return the time at that moment. Raises TooLateError."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                raise TooLateError(f"{what}: not within {timeout_s:g} s; {self.last_words()}")
+                raise TooLateError(f"{event}: not within {timeout_s:g} s; {self.last_words()}")
             self.tend()
             time.sleep(POLL_S)
         return time.time()
@@ -129,11 +129,11 @@ class Job:
 
     def steps(self, rank: int, since: float = 0.0) -> list[Step]:
         """Return the steps that the processes of a rank have finished since the time ``since``."""
-        found = []
+        steps = []
         for path in (self.folder / "steps").glob(f"{rank}.*"):
             lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            found += [Step(at=float(at), step=int(step)) for at, step in lines]
-        return sorted((step for step in found if step.at > since), key=lambda step: step.at)
+            steps += [Step(at=float(at), step=int(step)) for at, step in lines]
+        return sorted((step for step in steps if step.at > since), key=lambda step: step.at)
 
     def reached(self, step: int) -> bool:
         """Return whether every rank has finished step ``step``."""

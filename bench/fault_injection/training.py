@@ -84,11 +84,11 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"] + 1
     dist.barrier()  # nobody saves while another loads
-    said = args.out / "steps" / f"{rank}.{os.getpid()}"
-    said.parent.mkdir(exist_ok=True)
+    file = args.out / "steps" / f"{rank}.{os.getpid()}"
+    file.parent.mkdir(exist_ok=True)
     (args.out / "weights").mkdir(exist_ok=True)
     deed, _, at = args.do.partition("@")
-    with said.open("w", buffering=1) as steps:
+    with file.open("w", buffering=1) as steps:
         for step, batch in enumerate(batches(first, args.steps + 1, args.workers), first):
             if deed and rank == args.rank and step == int(at):
                 do(deed)

@@ -56,9 +56,9 @@ def cut(line: str, width: int, *, plain: bool = False) -> str:
     return line if len(line) <= width else line[: max(0, width - len(dots))].rstrip() + dots
 
 
-def either(words: tuple[str, ...], joint: str = "or") -> str:
-    """Return the words as text, such as ``a, b or c``."""
-    return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+def either(names: tuple[str, ...], joint: str = "or") -> str:
+    """Return the names as text, such as ``a, b or c``."""
+    return f" {joint} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def some(names: Sequence[str], most: int) -> str:

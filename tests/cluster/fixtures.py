@@ -113,8 +113,8 @@ def tools(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
 @pytest.fixture(scope="session")
 def docker_env() -> Iterator[dict[str, str]]:
     """The environment of a docker client whose engine answers; skipped by name where there can be none."""
-    if why := docker_lab.missing():
-        pytest.skip(why)
+    if reason := docker_lab.missing():
+        pytest.skip(reason)
     with docker_lab.engine() as env:
         yield env
 

@@ -104,11 +104,11 @@ class Site:
         return sorted(int(match[1]) for path in paths if (match := STEPS.fullmatch(path.name)))
 
 
-def until(condition: Callable[[], object], limit_s: float, why: Callable[[], str]) -> None:
-    """Wait until ``there()`` is true; after ``limit_s``, fail with what ``why()`` says."""
+def until(condition: Callable[[], object], limit_s: float, describe: Callable[[], str]) -> None:
+    """Wait until ``condition()`` is true; after ``limit_s``, fail with what ``describe()`` says."""
     deadline = time.monotonic() + limit_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {why()}"
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {describe()}"
         time.sleep(0.3)
 
 

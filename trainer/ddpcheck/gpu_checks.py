@@ -31,9 +31,9 @@ NO_GPU_CODES = frozenset({9, 12})  # of NVML: the driver is not loaded, or the l
 Part = tuple[Status, str]  # the result for one GPU
 
 
-def not_looked_at(why: str) -> list[Finding]:
+def not_looked_at(reason: str) -> list[Finding]:
     """Return a finding "not looked at" for each GPU check."""
-    return [Finding(check, "not looked at", why) for check in GPU_CHECKS]
+    return [Finding(check, "not looked at", reason) for check in GPU_CHECKS]
 
 
 def look() -> tuple[list[Finding], dict[str, str]]:
@@ -49,8 +49,8 @@ def look() -> tuple[list[Finding], dict[str, str]]:
         code = getattr(error, "value", None)  # only NVML's errors have one
         if code in NO_GPU_CODES:
             return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
-        why = f"NVML cannot be used: {error}"
-        return [*([] if code is None else [Finding("GPUs", "bad", why)]), *not_looked_at(why)], {}
+        reason = f"NVML cannot be used: {error}"
+        return [*([] if code is None else [Finding("GPUs", "bad", reason)]), *not_looked_at(reason)], {}
     handles, lost = _handles(pynvml)
     checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
     findings = [Finding("GPUs", "bad" if lost else "ok", "; ".join(lost) or f"{len(handles)} GPUs answer")]

@@ -80,8 +80,8 @@ def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
     others = [node for node in nodes if node.node != me.node]
 
     def look(peer: Node) -> None:
-        if why := _why_closed(peer):
-            paths.closed[peer.node] = why
+        if reason := _why_closed(peer):
+            paths.closed[peer.node] = reason
         if peer.address != me.address and me.mtu and peer.mtu and ":" not in peer.address:
             mtu, announced = _path_mtu(peer, min(me.mtu, peer.mtu, MOST_UDP))
             if mtu:
@@ -100,16 +100,16 @@ def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
 
 
 def _why_closed(peer: Node) -> str:
-    why = ""
+    reason = ""
     for _ in range(CONNECT_TRIES):
         try:
             socket.create_connection((peer.address, peer.tcp), timeout=CONNECT_S).close()
             return ""
         except TimeoutError:
-            why = f"no answer within {CONNECT_S:g} s"
+            reason = f"no answer within {CONNECT_S:g} s"
         except OSError as error:
-            why = error.strerror or str(error)
-    return why
+            reason = error.strerror or str(error)
+    return reason
 
 
 def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
@@ -178,7 +178,7 @@ def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding
     for node in nodes:
         if node.node in paths:
             yield _judge_names(node, nodes, paths)
-    closed = {(node, to): why for node, own in paths.items() for to, why in own.closed.items()}
+    closed = {(node, to): reason for node, own in paths.items() for to, reason in own.closed.items()}
     for node, pairs in _by_node(closed, nodes):
         inward, outward = [a for a, b in pairs if b == node.node], [b for a, b in pairs if a == node.node]
         failures = [f"{_list(inward)} cannot connect to its port {node.tcp}"] if inward else []
@@ -227,8 +227,8 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
         {to for other in paths.values() for to, address in other.names.items() if address} - set(addresses)
     )
     problems = [f"{hosts[to]} (node {to}) is {address} here" for to, address in looped.items()]
-    why = dict.fromkeys(paths[node.node].nameless.get(to, "unknown") for to in missing)
-    problems += [f"it cannot resolve the name of {_list(missing)} ({', '.join(why)})"] if missing else []
+    reasons = dict.fromkeys(paths[node.node].nameless.get(to, "unknown") for to in missing)
+    problems += [f"it cannot resolve the name of {_list(missing)} ({', '.join(reasons)})"] if missing else []
     value = "; ".join(problems) or ("as everywhere" if addresses else "no name is known anywhere; addresses are used")
     return Finding("names", "bad" if wrong else "warning" if problems else "ok", value, node.node)
 

@@ -223,10 +223,10 @@ def check_cpu(speed: CpuSpeed) -> Finding:
     meanwhile. The latter is a quota that is not visible here, such as that of a pod. Warning: the thread gets less than
     75 % because other programs use the cores. On a single core, a quota that is not visible here is also a warning.
     """
-    why = f"; others use {speed.others:.1f} cores"
+    cause = f"; others use {speed.others:.1f} cores"
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "warning"
     if status == "warning" and speed.throttled >= (1 - speed.share) / 2:
-        status, why = "bad", ", limited by a quota"
+        status, cause = "bad", ", limited by a quota"
     elif status == "warning" and speed.idle >= 1:
-        status, why = "bad", f", and meanwhile {speed.idle:.1f} cores are idle"
-    return Finding("CPU", status, f"a thread gets {math.floor(100 * speed.share)} % of a core{why}")
+        status, cause = "bad", f", and meanwhile {speed.idle:.1f} cores are idle"
+    return Finding("CPU", status, f"a thread gets {math.floor(100 * speed.share)} % of a core{cause}")

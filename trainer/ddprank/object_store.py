@@ -138,8 +138,8 @@ class ObjectStore:
         else:
             if damaged and newest_here is None:
                 raise next(iter(damaged.values()))
-        for why in damaged.values():
-            warn(f"{why}; an older checkpoint is used")
+        for damage in damaged.values():
+            warn(f"{damage}; an older checkpoint is used")
         if damaged:
             self.write_index(kept for kept in self.checkpoints() if kept["step"] not in damaged)
 

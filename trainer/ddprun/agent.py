@@ -274,11 +274,11 @@ class NodeAgent(SimpleElasticAgent):
         node, rendezvous, number = self._node, self._rendezvous_handler, self._node.config.node_rank
         done = [f"{rendezvous.attempt}/set-up/{member}" for member in rendezvous.members]
         progress = Progress(node.journal.log, "waiting for node_setup of the other nodes")
-        why, code = node.commands.set_up(gives_up=self._gives_up)
-        if why and not self._gives_up():  # else the stop or the decision has ended the command
-            self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=why))
+        failure, code = node.commands.set_up(gives_up=self._gives_up)
+        if failure and not self._gives_up():  # else the stop or the decision has ended the command
+            self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=failure))
         try:
-            if not why and len(done) > 1:
+            if not failure and len(done) > 1:
                 # Also without a node_setup here: nodes that have one wait for this key of each node.
                 rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
                 while node.config.node_setup and not rendezvous.control.check(done) and not self._gives_up():
@@ -286,7 +286,7 @@ class NodeAgent(SimpleElasticAgent):
                     self.consensus.wait(MONITOR_S)
         except StoreError:  # the consensus notices, too, that node 0 is lost
             return False
-        return bool(node.stop.requested) or not (why or self.consensus.decision)
+        return bool(node.stop.requested) or not (failure or self.consensus.decision)
 
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
         node, attempt = self._node, self._rendezvous_handler.attempt
@@ -509,10 +509,10 @@ class NodeAgent(SimpleElasticAgent):
 
         The first rank stands for all. A failure with ``refused`` is an error, which is not restarted by default.
         """
-        if self._spawn_watch and (why := self._spawn_watch.find()):
+        if self._spawn_watch and (reason := self._spawn_watch.find()):
             self._spawn_watch = None
             node, rank = self._node.config.node_rank, self._first_rank
-            self.consensus.post_failure(Failure(node=node, rank=rank, status=1, refused=why))
+            self.consensus.post_failure(Failure(node=node, rank=rank, status=1, refused=reason))
 
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):

@@ -281,12 +281,12 @@ def prepare_folders(config: NodeConfig, files: FileWriter) -> None:
         return
     folder = config.run_dir / node_name(config.machine)
     wait_for_disk(folder, files, log_early)
-    why = f"another ddprun uses {folder}: the pod that this one replaces may still run"
+    reason = f"another ddprun uses {folder}: the pod that this one replaces may still run"
     limit_s, pause_s = config.join_timeout_s, joining.FULL_POLL_S
     wait = joining.Wait(log=log_early, limit_s=limit_s, pause=lambda _: time.sleep(pause_s))
     while config.is_replaced and process_discovery.is_locked(folder):
-        if wait.is_over((config.node_rank,), why):
-            raise node_error(Exit.ABSENT, "absent", why, node=config.node_rank)
+        if wait.is_over((config.node_rank,), reason):
+            raise node_error(Exit.ABSENT, "absent", reason, node=config.node_rank)
     with contextlib.suppress(OSError):  # a script that saves nothing needs no folder
         Path(config.checkpoint_dir or config.run_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
 
@@ -342,10 +342,10 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
         if on_one_machine and not by_hand:
             return ""
         lost = f"stopped because node {outcome.node} was lost"
-        why = lost if outcome.rank is None else f"stopped because rank {outcome.rank} on node {reporter} failed"
+        reason = lost if outcome.rank is None else f"stopped because rank {outcome.rank} on node {reporter} failed"
         if outcome.node is None:
-            why = f"stopped; the log of node {reporter} shows why"
-        message = message if by_hand or outcome.cause == "stopped" else why
+            reason = f"stopped; the log of node {reporter} shows why"
+        message = message if by_hand or outcome.cause == "stopped" else reason
     # After a stop, no rank's log explains the end, whichever rank ended first.
     elif outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
         logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"

@@ -35,13 +35,13 @@ class Balance:
             message = f"--balance {given}: the number of shares is {len(self.shares)}, and that of ranks is {size}"
             raise config_error(message, hint="give one share for each rank, or auto", rank=None)
         strategy = options.ranks.strategy
-        for flag, is_conflict, why in (
+        for flag, is_conflict, reason in (
             ("--deterministic", options.machine.deterministic, "measured times differ from run to run"),
             (f"--strategy {strategy}", strategy in SHARDED, "its ranks wait for each other in every layer"),
         ):
             if is_conflict and self.is_measured:
                 hint = "give the shares, as auto logs them, such as --balance 2:1"
-                raise config_error(f"--balance auto cannot be used with {flag}: {why}", hint=hint, rank=None)
+                raise config_error(f"--balance auto cannot be used with {flag}: {reason}", hint=hint, rank=None)
 
     def shard_of(self, batch_N: Tensor) -> BatchShard:  # noqa: N803 - tensors carry their shape in their name
         """Return this rank's shard of a global batch."""

@@ -324,12 +324,12 @@ class CheckpointFinder:
         checkpoint is renamed.
         """
         selected, bad = first_whole(paths, self._load)
-        for torn, why in bad.items():
+        for torn, error in bad.items():
             how = "cannot be used"
             if selected is not None:
-                how = "is skipped" if why.reason == "io" else self.directory.set_aside(torn)
+                how = "is skipped" if error.reason == "io" else self.directory.set_aside(torn)
                 self.metrics.count(catalogue.CHECKPOINT_FALLBACKS)
-            self.warn(f"{torn} {how}: {why.message}")
+            self.warn(f"{torn} {how}: {error.message}")
         count = len(bad) + self.directory.num_bad()
         if selected is None and count:
             raise TrainError(

@@ -46,11 +46,11 @@ def offset_s(
     """
     trips = [(float("inf"), 0.0)]
     while len(trips) <= NUM_REQUESTS and min(trips)[0] > SHORT_TRIP_S:
-        asked = now()  # before the request is counted: node 0 may answer it when another node wakes it
+        request_at = now()  # before the request is counted: node 0 may answer it when another node wakes it
         number = store.add("clock/asked", 1)
         store.set("clock/ask", "")
         key = f"clock/answer/{number}"
         node_0_time = read(key, store.get(key))
         answered = now()
-        trips.append((answered - asked, (asked + answered) / 2 - node_0_time))
+        trips.append((answered - request_at, (request_at + answered) / 2 - node_0_time))
     return min(trips)[1]

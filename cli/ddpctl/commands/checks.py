@@ -182,8 +182,8 @@ def drawings() -> list[str]:
     for title, (before, after) in shown.items():
         lines += ["", title]
         for rank in ranks:
-            left, right = (" ".join(f"{cell:<2}" for cell in cells[rank]) for cells in (before, after))
-            lines.append(f"  rank {rank}   {left}   ->   {right}".rstrip())
+            row_before, row_after = (" ".join(f"{cell:<2}" for cell in cells[rank]) for cells in (before, after))
+            lines.append(f"  rank {rank}   {row_before}   ->   {row_after}".rstrip())
     return lines
 
 

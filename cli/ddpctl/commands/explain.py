@@ -48,15 +48,19 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
     """
     context, record = find_run(run, task)
     (state,) = launcher.status(context, (record,))
-    why = explain_run(context, record, state)
-    why = replace(why, evidence=(*why.evidence, *places_taken(state.nodes)))
+    explanation = explain_run(context, record, state)
+    explanation = replace(explanation, evidence=(*explanation.evidence, *places_taken(state.nodes)))
     lines = [
-        f"{record.name}  {state.state}: {why.sentence}",
-        *(f"  {line}" for line in why.evidence),
-        *(f"  it is not known {line}" for line in why.unknown),
-        *([f"  what to do: docs/explain.md, cause {why.cause}"] if why.fault and why.cause != "failed" else []),
+        f"{record.name}  {state.state}: {explanation.sentence}",
+        *(f"  {line}" for line in explanation.evidence),
+        *(f"  it is not known {line}" for line in explanation.unknown),
+        *(
+            [f"  what to do: docs/explain.md, cause {explanation.cause}"]
+            if explanation.fault and explanation.cause != "failed"
+            else []
+        ),
     ]
-    print_result({"run": record.name, "state": state.state, **asdict(why)}, lines, as_json=as_json)
+    print_result({"run": record.name, "state": state.state, **asdict(explanation)}, lines, as_json=as_json)
 
 
 def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation":
@@ -84,11 +88,11 @@ def explain_run(context: AppContext, run: Run, state: RunStatus) -> "Explanation
             node.node: node.outcome.node for node in state.nodes if node.outcome and node.outcome.cause == "node_lost"
         }
         if outcome.node in lost and lost[outcome.node] != outcome.node:
-            why = (
+            disagreement = (
                 f", but node {outcome.node} reports that node {lost[outcome.node]} was lost: the network between them "
                 "failed, or a machine was suspended or overloaded"
             )
-            return replace(explanation, cause="network", sentence=explanation.sentence + why, unknown=())
+            return replace(explanation, cause="network", sentence=explanation.sentence + disagreement, unknown=())
         if state.state == "stopped":
             return replace(explanation, cause="none", sentence=state.message, fault=False, rank=None, node=None)
         return explanation
@@ -162,9 +166,9 @@ def ask(
     hint = f"ddpctl status {run_arguments(run)}"
     if launcher.status(context, (run,))[0].ended:
         raise UnavailableError(f"run '{run.name}' ended before a node answered", hint=hint)
-    why = "".join([f": {node.failure}" for node in nodes if node.failure][:1])
+    cause = "".join([f": {node.failure}" for node in nodes if node.failure][:1])
     raise UnavailableError(
-        f"{run.name}: no node has answered in {timeout_s:g} s{why}",
+        f"{run.name}: no node has answered in {timeout_s:g} s{cause}",
         hint=f"{hint}; a ddprun of another version cannot be asked",
     )
 
@@ -215,9 +219,9 @@ def profile(
         answers = launcher.probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
         profiles, events, unknown = read_profiles(answers, request)
         if all(profile.unknown for profile in profiles):
-            why = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
+            message = f"{record.name}: " + "; ".join(f"it is not known {line}" for line in unknown)
             hint = f"ddpctl explain {run_arguments(record)} shows what is known from outside the ranks"
-            raise UnavailableError(why, hint=hint)
+            raise UnavailableError(message, hint=hint)
         summary = profiling.summarise(profiles)
         if summary["shares"]:
             break

@@ -105,8 +105,8 @@ def _notice_lines(state: RunStatus) -> Iterator[str]:
             if notice.state == "failed":
                 yield f"  the notice of '{notice.event}' to {one_line(notice.to)} failed: {one_line(notice.why)}"
             elif notice.state == "sending" and not report.alive:
-                why = "its node ended while it was sent"
-                yield f"  whether the notice of '{notice.event}' to {one_line(notice.to)} was sent is unknown: {why}"
+                reason = "its node ended while it was sent"
+                yield f"  whether the notice of '{notice.event}' to {one_line(notice.to)} was sent is unknown: {reason}"
 
 
 def _node_cells(report: NodeReport, state: RunStatus) -> tuple[str, str, str, str]:
@@ -163,15 +163,15 @@ def next_steps(run: Run, state: RunStatus) -> list[str]:
 def closing_lines(run: Run, state: RunStatus, *, code: int) -> list[str]:
     """Return the lines that ``launch`` and ``attach`` print after the run's end. ``code`` is ddpctl's exit code."""
     ending = f", exit code {state.code}" if state.code else ""
-    why = f": {one_line(state.message)}" if state.message else ""
+    message = f": {one_line(state.message)}" if state.message else ""
     if state.state == "unknown":
-        return [f"run '{run.name}' {state.state}{why}", *_places(run, state)]
-    lines = [f"run '{run.name}' {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
+        return [f"run '{run.name}' {state.state}{message}", *_places(run, state)]
+    lines = [f"run '{run.name}' {state.state}{ending}, after {format_duration(time.time() - run.created)}{message}"]
     lines += [*_places(run, state), *next_steps(run, state)]
     if code in (state.code, Exit.OK):
         return lines
-    why = "you pressed Ctrl-C" if code == Exit.INTERRUPTED else "it was asked to end"
-    return [*lines, f"  {why}: ddpctl exits with {code}"]
+    reason = "you pressed Ctrl-C" if code == Exit.INTERRUPTED else "it was asked to end"
+    return [*lines, f"  {reason}: ddpctl exits with {code}"]
 
 
 def _places(run: Run, state: RunStatus) -> list[str]:

@@ -248,13 +248,13 @@ def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Ver
         )
     )
     surveys = []
-    for host, asked, held in zip(hosts, outputs[::2], outputs[1::2], strict=True):
-        if asked.returncode:
-            surveys.append(Survey(host=host, problem=asked.last_line(SILENT)))
+    for host, answer, held in zip(hosts, outputs[::2], outputs[1::2], strict=True):
+        if answer.returncode:
+            surveys.append(Survey(host=host, problem=answer.last_line(SILENT)))
             continue
         image = None if held.returncode else read_inspect(reference, held.stdout)
-        files = {name: int(size) for size, name in _FILE.findall(asked.stdout)}
-        has_zstd = "zstd" in asked.stdout.splitlines()
+        files = {name: int(size) for size, name in _FILE.findall(answer.stdout)}
+        has_zstd = "zstd" in answer.stdout.splitlines()
         surveys.append(Survey(host=host, image=image, has_zstd=has_zstd, files=files))
     return tuple(surveys)
 

@@ -137,8 +137,10 @@ def launch(
     context = open_context()
     request = _request(context, flags, resume)
     if pull and (detach or "pull" not in targets.capabilities(request.kind)):
-        why = "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
-        raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN copies the results of a run on other machines")
+        reason = (
+            "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
+        )
+        raise UsageError(f"--pull: {reason}", hint="ddpctl pull RUN copies the results of a run on other machines")
     if wait is not None:
         if "wait" not in targets.capabilities(request.kind):
             raise UsageError(f"--wait: not allowed with a target of kind {request.kind}, only with ssh")
@@ -302,7 +304,7 @@ def request_to_resume(flags: Flags, run: Run) -> Request:
     return replace(
         request,
         job=replace(request.job, checkpoint_copies=run.job.checkpoint_copies),
-        why=f"resumes {run.name}{other}",
+        target_source=f"resumes {run.name}{other}",
         cwd=run.cwd,
         name=flags.get("name"),
         resumes=run,

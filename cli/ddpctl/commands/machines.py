@@ -189,8 +189,8 @@ def provision(
         context.emit("some machines may not be set up completely: run the command again to finish")
         raise
     failed = {host: result["failed"] for host, result in results.items() if result["failed"]}
-    for host, why in failed.items():
-        context.emit(f"{host}: {why}")
+    for host, reason in failed.items():
+        context.emit(f"{host}: {reason}")
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(results)} hosts are not ready: {', '.join(failed)}")
 

@@ -121,7 +121,9 @@ def status(
     lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
     if nodes:
         lines.append(f"nodes       {sum(node['up'] for node in nodes)} of {len(nodes)} answer")
-        rows = [(f"  {it['run']}", it["node"], it["address"], "up" if it["up"] else it["error"]) for it in nodes]
+        rows = [
+            (f"  {node['run']}", node["node"], node["address"], "up" if node["up"] else node["error"]) for node in nodes
+        ]
         lines += table([("  RUN", "NODE", "ADDRESS", "STATE"), *rows])
     else:
         lines.append("nodes       none: Prometheus knows no active run (a node is scraped until its run ends)")
@@ -263,8 +265,8 @@ def find_compose() -> Verb[tuple[str, ...]]:
         raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or {BY_HAND}")
     (daemon,) = yield (Command(argv=("docker", "version"), probe=True, timeout_s=60),)
     if daemon.returncode not in (0, NOT_FOUND):  # docker-compose does not need the docker command
-        why = daemon.last_line("no message")
-        raise UnavailableError(f"docker compose needs the Docker daemon, which does not answer ({why}): start it")
+        reason = daemon.last_line("no message")
+        raise UnavailableError(f"docker compose needs the Docker daemon, which does not answer ({reason}): start it")
     return argv
 
 

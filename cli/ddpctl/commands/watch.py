@@ -254,7 +254,7 @@ def report(
     results = filter(None, (checks.last_result(context, record.target, check) for check in ("bench", "doctor")))
     reason = why(context, record, timeline.status)
     sought = [*values.values(), *exposed_values(record.job)]
-    text = render_page(timeline, why=reason, values=sought, unsought=unsought, checks=results)
+    text = render_page(timeline, reason=reason, values=sought, unsought=unsought, checks=results)
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         os.umask(umask := os.umask(0o077))  # the only way to read it

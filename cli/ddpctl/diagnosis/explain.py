@@ -340,9 +340,9 @@ def _network(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     nodes = {here: f"node {view.node}" for view, (here, *_) in links}
     cut: set[frozenset[str]] = set()
     busy: Counter[tuple[int, frozenset[str]]] = Counter()
-    for view, (here, there, size, again) in links:
-        if there in nodes or len(ranks) < world_size:  # otherwise the other machine may not belong to this run
-            pair = frozenset((nodes[here], nodes.get(there, "another machine")))
+    for view, (here, peer, size, again) in links:
+        if peer in nodes or len(ranks) < world_size:  # otherwise the other machine may not belong to this run
+            pair = frozenset((nodes[here], nodes.get(peer, "another machine")))
             busy[view.rank, pair] += size > 0
             cut |= {pair} if again >= RESENT else set()
     joining = [view.read_at - view.group_at for view in ranks if view.group_at and not view.collectives]

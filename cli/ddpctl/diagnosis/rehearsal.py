@@ -245,8 +245,8 @@ def _blind(facts: Rehearsal) -> str:
 
 def _samples(facts: Rehearsal) -> Judgement:
     epochs = _epochs(facts)
-    if why := _blind(facts) or (not epochs and f"no epoch ended within {facts.steps} steps: {LONGER}"):
-        return "unknown", why
+    if reason := _blind(facts) or (not epochs and f"no epoch ended within {facts.steps} steps: {LONGER}"):
+        return "unknown", reason
     if facts.is_sharded and all(batches == ranks[min(ranks)] for ranks in epochs for batches in ranks.values()):
         return "unknown", "all ranks read the same batches, as tensor parallelism does"
     if len({len(process["step"]) for process in facts.plain.values()}) > 1:
@@ -267,8 +267,8 @@ def _samples(facts: Rehearsal) -> Judgement:
 
 def _order(facts: Rehearsal) -> Judgement:
     orders = [[index for batch in ranks[min(ranks)] for index in batch] for ranks in _epochs(facts)[:2]]
-    if why := _blind(facts) or (len(orders) < 2 and f"no second epoch ended within {facts.steps} steps: {LONGER}"):
-        return "unknown", why
+    if reason := _blind(facts) or (len(orders) < 2 and f"no second epoch ended within {facts.steps} steps: {LONGER}"):
+        return "unknown", reason
     if orders[0] != orders[1]:
         return "ok", "each epoch has another order"
     if min(orders[0], default=0) < 0:
@@ -332,8 +332,8 @@ def _pairs(facts: Rehearsal, resume: Resume, rank: int) -> Iterator[tuple[int, F
 
 
 def _data(facts: Rehearsal, resume: Resume) -> Judgement | None:
-    if why := _blind(facts):
-        return _inputs(facts, resume, why)
+    if reason := _blind(facts):
+        return _inputs(facts, resume, reason)
     start = resume.step or 0
     for rank in resume.alike:
         before, reference = resume.before[rank]["step"], facts.plain[rank]["step"]
@@ -360,19 +360,19 @@ def _length(facts: Rehearsal, resume: Resume) -> Judgement | None:
     return ("fault", text) if steps != facts.steps - start else None
 
 
-def _inputs(facts: Rehearsal, resume: Resume, why: str) -> Judgement | None:
+def _inputs(facts: Rehearsal, resume: Resume, reason: str) -> Judgement | None:
     """Compare the first input of the model in each step, where the samples have no numbers."""
     pairs = [(rank, *pair) for rank in resume.alike for pair in _pairs(facts, resume, rank)]
     for rank, number, plain, step in pairs:
         if step["input"] != plain["input"]:
             text = f"after step {resume.step}, step {number} of rank {rank} has the input of "
             other = next((old["step"] for old in facts.plain[rank]["step"] if old["input"] == step["input"]), None)
-            return ("fault", f"{text}step {other}") if other else ("unknown", f"{why}; {text}no undisturbed step")
+            return ("fault", f"{text}step {other}") if other else ("unknown", f"{reason}; {text}no undisturbed step")
     if not all(step["input"] for *_, step in pairs):
-        return "unknown", f"{why}, and no module got a tensor"
+        return "unknown", f"{reason}, and no module got a tensor"
     if not pairs:
         return None
-    return _length(facts, resume) or ("ok", f"{why}; the inputs of the model are those of the undisturbed run")
+    return _length(facts, resume) or ("ok", f"{reason}; the inputs of the model are those of the undisturbed run")
 
 
 def _optimizer(facts: Rehearsal, resume: Resume) -> Judgement:

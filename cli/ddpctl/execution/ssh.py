@@ -88,13 +88,13 @@ def _sharers(host: Host, settings: Mapping[str, str]) -> Callable[[Host], bool]:
     """
     text = "\n".join(Path(path).read_text(errors="replace") for path in settings[_FILES].splitlines()).lower()
     lines = [re.sub('[="]', " ", line).split() for line in text.splitlines() if not line.strip().startswith("#")]
-    given = [words for words in lines if words]
-    patterns = {pattern.removeprefix("!") for key, *words in given if key == "host" for pattern in words}
+    given = [setting for setting in lines if setting]
+    patterns = {pattern.removeprefix("!") for key, *setting in given if key == "host" for pattern in setting}
     depends = settings["hostname"] != host.address or any(
         key in ("match", "canonicalizehostname")
-        or (key == "hostname" and host.address in words)
-        or (key not in _EXPANDED_HERE and "%" in "".join(words))
-        for key, *words in given
+        or (key == "hostname" and host.address in setting)
+        or (key not in _EXPANDED_HERE and "%" in "".join(setting))
+        for key, *setting in given
     )
     return lambda other: (
         not depends
@@ -256,8 +256,8 @@ class Connector:
         """
         settings = self._settings(host)
         known = " ".join(f'"{path}"' for path in settings["userknownhostsfile"].splitlines())
-        words = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()
-        options = [word for option in (*words, f"UserKnownHostsFile={known or 'none'}") for word in ("-o", option)]
+        pairs = f"ConnectTimeout={CONNECT_S:.0f} {_OPTIONS}".split()
+        options = [word for option in (*pairs, f"UserKnownHostsFile={known or 'none'}") for word in ("-o", option)]
         options += [word for key in self.keys_of(settings, host) for word in ("-i", key)]
         return ["ssh", "-T", *config_of(self.home), *options, *_login_flags(host)]
 
@@ -405,8 +405,8 @@ def _why(error: Exception, hop: _Hop) -> str:
             return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
         case SSHException() if transport and transport.initial_kex_done:
             keys = ", ".join(connection.connect_kwargs["key_filename"])
-            why = f"it cannot log in with a key ({keys}: {str(error).lower()})"
-            return f"{why}: if the key has another format, convert it with ssh-keygen -p -f KEY"
+            problem = f"it cannot log in with a key ({keys}: {str(error).lower()})"
+            return f"{problem}: if the key has another format, convert it with ssh-keygen -p -f KEY"
         case SSHException() if transport and transport.is_active():  # paramiko does not say that its time is up
             return f"{place} has not agreed on session keys within {CONNECT_S:g} s: it or this machine is too busy"
         case SSHException():

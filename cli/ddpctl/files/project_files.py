@@ -75,7 +75,7 @@ def look(names: str) -> dict[str, Any]:
             (repositories if name.endswith("/") else odd).append(name)
     by_ignore = [name for name in dict.fromkeys(known) if name in dropped]
     reasons = {"ignored": ignored, IGNORE: by_ignore, "no file": odd, "a repository of its own": repositories}
-    left_out = [f"{some(skipped, _NAMED)} ({why})" for why, skipped in reasons.items() if skipped]
+    left_out = [f"{some(skipped, _NAMED)} ({reason})" for reason, skipped in reasons.items() if skipped]
     return {"files": files, "sizes": sizes, "left_out": left_out, "rsync": rsync.startswith(RSYNC), "zstd": bool(zstd)}
 
 

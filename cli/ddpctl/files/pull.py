@@ -117,8 +117,8 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
         whole.update(got)
         if len(got) == len(wanted) and not best:
             return silent
-    why, hint = problem or "files change while they are read", "the same command resumes where it stopped"
-    raise UnavailableError(f"not all files of {run} were fetched: {why}", hint=hint)
+    reason, hint = problem or "files change while they are read", "the same command resumes where it stopped"
+    raise UnavailableError(f"not all files of {run} were fetched: {reason}", hint=hint)
 
 
 def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...], str]]:

@@ -67,15 +67,15 @@ def load(
     no_file = "" if file else f" (there is no {FILE_NAME} in {Path.cwd()})"
     if profile is not None and profile not in parsed.profiles:
         errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}{no_file}"))
-    chosen, why = default
+    chosen, source = default
     if target is not None:
-        chosen, why = target, "--target"
+        chosen, source = target, "--target"
     elif parsed.target is not None:
-        chosen, why = parsed.target, str(file)
+        chosen, source = parsed.target, str(file)
     chosen_target = None
     try:
         chosen, how, chosen_target = _choose_target(chosen, parsed.targets, kinds)
-        why += how
+        source += how
     except ValueError as error:
         if target is not None or not parsed.errors:
             errors.append(one_line(f"--target: {error}{no_file}"))
@@ -93,7 +93,7 @@ def load(
         raise FileError("\n".join(parsed.lines() + errors))
     if errors or chosen_target is None:
         raise UsageError("\n".join(errors))
-    return Request(job=job, target=chosen, kind=chosen_target[0], options=options, why=why)
+    return Request(job=job, target=chosen, kind=chosen_target[0], options=options, target_source=source)
 
 
 def _flag(name: str) -> str:

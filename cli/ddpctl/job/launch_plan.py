@@ -25,7 +25,7 @@ class Request:
     target: str  # the target's name in the file, or its kind
     kind: str
     options: Any  # an instance of the kind's options dataclass
-    why: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
+    target_source: str = ""  # where the target was set: "--target", the file's name, or the reason for the default
     cwd: str = field(default_factory=os.getcwd)
     name: str | None = None  # the run's exact name; None: a new name is chosen
     resumes: Any = None  # the Run from whose checkpoints it continues

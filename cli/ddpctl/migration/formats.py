@@ -84,13 +84,13 @@ def migrate(path: Path, kinds: Kinds) -> Migration:
     if len(data) > MAX_BYTES or re.search("[\0\ufffd]", text):
         raise UsageError(f"{path}: expected {FORMATS}, as a text of at most {MAX_BYTES} bytes")
     lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1)]
-    entries = [(number, words) for number, words in lines if words and not words[0].startswith("#")]
+    entries = [(number, fields) for number, fields in lines if fields and not fields[0].startswith("#")]
     if re.match(r"#!.*sh\b", text) or (re.search("^#SBATCH", text, re.MULTILINE) and not text.startswith("#!")):
         migration = Migration(target="slurm", kinds=kinds)
         sbatch.Reader(migration).script(text)
-    elif entries and all(len(words) > 1 and re.match(r"slots=\d", words[1]) for _, words in entries):
+    elif entries and all(len(fields) > 1 and re.match(r"slots=\d", fields[1]) for _, fields in entries):
         migration = Migration(target="ssh", kinds=kinds)
-        hosts = [(number, words[0], int(re.findall(r"\d+", words[1])[0])) for number, words in entries]
+        hosts = [(number, fields[0], int(re.findall(r"\d+", fields[1])[0])) for number, fields in entries]
         _read_hostfile(hosts, migration)
     else:
         migration = _read_yaml(path, data, kinds)

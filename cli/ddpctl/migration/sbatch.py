@@ -170,7 +170,7 @@ class Reader:
         launches = self.launches = []
         for statement in statements(script):
             statement = statement._replace(line=line or statement.line)
-            argv = [part for word in statement.words for part in self.variables.expand(word)]
+            argv = [part for word in statement.arguments for part in self.variables.expand(word)]
             texts = [part for word in argv for part in self.variables.expand(word)]  # once more, for bash -c '$COMMAND'
             command = re.sub(r"^(\w+=\S* )+", "", " ".join((*texts, "")))
             rank = next((RANKS[pattern] for pattern in RANKS if re.match(pattern, command, re.DOTALL)), 0)
@@ -255,11 +255,11 @@ class Reader:
 
     def _assignments(self, statement: Statement) -> bool:
         """Record the variables that a command sets. Return whether it does nothing else."""
-        first, *rest = statement.words or [""]
+        first, *rest = statement.arguments or [""]
         if first in ("for", "read") and rest:
             self.variables.assign(f"{rest[0]}=", sure=False)
         if first not in ("export", "declare", "typeset", "readonly", "local"):
-            rest = list(statement.words)
+            rest = list(statement.arguments)
             if not rest or not all(re.match(r"\w+\+?=", word) for word in rest):
                 return False
         is_exported = first == "export" or "-x" in rest

@@ -39,7 +39,7 @@ class Statement(NamedTuple):
 
     line: int
     text: str  # its source
-    words: tuple[str, ...]  # an array with its name is one of them
+    arguments: tuple[str, ...]  # an array with its name is one of them
     redirects: bool = False
     after: str = ""  # |, || or &&, if it stands between the statement before it and this one
     inside: bool = False  # of an if, a loop, a function or a subshell, so it may not run, or run several times
@@ -56,29 +56,29 @@ def statements(script: str) -> Iterator[Statement]:
             tokens += [match] if tokens or match.lastgroup != "blank" else []
             continue
         inside = bool(ends)
-        words = _without_keywords([token[0] for token in tokens if token.lastgroup == "word"], ends)
+        arguments = _without_keywords([token[0] for token in tokens if token.lastgroup == "word"], ends)
         if tokens:
             begin = tokens[0].start()
             end = max(token.end() for token in tokens if token.lastgroup != "blank")
             redirects = any(token.lastgroup == "redirect" for token in tokens)
             line = 1 + script.count("\n", 0, begin)
-            yield Statement(line, script[begin:end], tuple(words), redirects, after, inside or bool(ends))
+            yield Statement(line, script[begin:end], tuple(arguments), redirects, after, inside or bool(ends))
         _without_keywords([match[0]], ends)
         tokens, after = [], match[0] if match[0] in ("|", "||", "&&") else ""
 
 
-def _without_keywords(words: list[str], ends: list[str]) -> list[str]:
+def _without_keywords(arguments: list[str], ends: list[str]) -> list[str]:
     """Return a command without the keywords before it. Update the words that close the blocks it is in."""
-    while words and (words[0] in (*_OPENING, *_BETWEEN, "function") or words[0] in ends[-1:]):
-        keyword, *rest = words
+    while arguments and (arguments[0] in (*_OPENING, *_BETWEEN, "function") or arguments[0] in ends[-1:]):
+        keyword, *rest = arguments
         if keyword in ends[-1:]:
             ends.pop()
         elif keyword in _OPENING or (keyword == "function" and rest[-1:] == ["{"]):
             ends.append(_OPENING.get(keyword, "}"))
         if keyword in ("for", "select", "case", "function"):
             break
-        words = rest
-    return words
+        arguments = rest
+    return arguments
 
 
 @dataclass

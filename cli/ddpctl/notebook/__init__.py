@@ -22,7 +22,7 @@ __all__ = ["RankError", "launch"]
 
 
 def launch(
-    what: Callable[..., Any] | str,
+    callee: Callable[..., Any] | str,
     *,
     gpus: int = 2,
     ranks: int | None = None,
@@ -37,10 +37,10 @@ def launch(
     time_limit: str | None = None,
     grace: float = 30.0,
 ) -> Any:
-    """Run ``what`` on ``gpus`` GPUs of this machine, show its progress, and wait for its end.
+    """Run ``callee`` on ``gpus`` GPUs of this machine, show its progress, and wait for its end.
 
-    If ``what`` is a function, every rank calls ``what(*args, **kwargs)``. ``launch`` returns the result of rank 0, with
-    tensors on the CPU. If ``what`` is a script or "ddptrain", ``args`` is its command line. ``launch`` returns a
+    If ``callee`` is a function, every rank calls ``callee(*args, **kwargs)``. ``launch`` returns the result of rank 0,
+    with tensors on the CPU. If ``callee`` is a script or "ddptrain", ``args`` is its command line. ``launch`` returns a
     ``Finished``, which has the folder of the checkpoints. Without GPUs, the ranks are CPU processes. There is one rank
     for each GPU, unless ``ranks`` is given. ``gpus`` must be a multiple of ``ranks``.
 
@@ -57,7 +57,7 @@ def launch(
 
     try:
         return run(
-            what,
+            callee,
             args=tuple(args),
             kwargs=dict(kwargs or {}),
             name=name,

@@ -166,13 +166,13 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:
-    why, names = error, "it "
+    cause, names = error, "it "
     for kind, name, value in parts:
         try:
             dumps(value)
         except Exception as own:  # functions that use the value fail, too; the last is the innermost
-            why, names = own, f"the {kind} '{name}' (a {type(value).__qualname__}) "
-    reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__).removesuffix(".")
+            cause, names = own, f"the {kind} '{name}' (a {type(value).__qualname__}) "
+    reason = one_line(str(cause).splitlines()[0] if str(cause) else type(cause).__name__).removesuffix(".")
     return (
         f"{called} cannot be sent to the ranks, because {names}cannot be pickled: {reason}. "
         f"Create the value inside {called}, from data that you pass as arguments"

@@ -94,7 +94,7 @@ def run(
         target="local",
         kind="local",
         options=LocalOptions(),
-        why="from a notebook",
+        target_source="from a notebook",
         cwd=str(Path.cwd()),
         name=name,
         resumes=resumes,

@@ -147,7 +147,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
         refused = run.handle.get("machines", {})
     except DdpctlError as error:
         refused = error.fields.get("machines", {})
-        ready = [machine for machine, why in refused.items() if not why]
+        ready = [machine for machine, problems in refused.items() if not problems]
         if not refused or (not ready and isinstance(error, ConfigError)):
             raise
         if ready:
@@ -159,9 +159,9 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
     machines = tuple(refused) or examined
     for finding in (*answer["nodes"], *answer["results"]) if refused else ():
         finding["node"] = machines.index(examined[finding["node"]])
-    for node, (machine, why) in enumerate(refused.items()):
-        answer["nodes"] += [{"node": node, "host": machine, "address": machine}] if why else []
-        answer["results"] += [_refusal(node, check, text) for check, text in why]
+    for node, (machine, problems) in enumerate(refused.items()):
+        answer["nodes"] += [{"node": node, "host": machine, "address": machine}] if problems else []
+        answer["results"] += [_refusal(node, check, text) for check, text in problems]
     bad = [sentence(finding) for finding in answer["results"] if finding["status"] == "bad"]
     result = {"check": "doctor", **answer, "code": int(Exit.UNAVAILABLE if bad else Exit.OK), "findings": bad}
     keep_result(context, request.target, result, lines(result))
@@ -181,9 +181,9 @@ def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
     return run, result
 
 
-def _refusal(node: int, check: str, why: str) -> dict[str, Any]:
+def _refusal(node: int, check: str, problem: str) -> dict[str, Any]:
     advice = {"expected": "what a launch needs", "todo": "repair it, and run the doctor again"}
-    return {"node": node, "check": check, "status": "bad", "value": why, **advice}
+    return {"node": node, "check": check, "status": "bad", "value": problem, **advice}
 
 
 def sentence(finding: Mapping[str, Any]) -> str:
@@ -214,8 +214,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         *(sentence(finding) for finding in results if finding["status"] == "warning"),
         *(
             f"not looked at on node {format_ranges({finding['node'] for finding in alike})}: "
-            f"{', '.join(dict.fromkeys(finding['check'] for finding in alike))} ({why})"
-            for why, alike in unknown.items()
+            f"{', '.join(dict.fromkeys(finding['check'] for finding in alike))} ({reason})"
+            for reason, alike in unknown.items()
         ),
         *(sentence(finding) for finding in results if finding["status"] == "bad"),
     ]

@@ -172,7 +172,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             job = replace(run.job, nodes=submission.nodes or run.job.nodes)
             run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
             run_store.save(run)
-            context.emit(f"run '{name}': {title(job)} on {where} ({request.why})")
+            context.emit(f"run '{name}': {title(job)} on {where} ({request.target_source})")
             for line in filter(None, (*submission.table, *submission.note.splitlines())):
                 context.emit(f"  {line}")
             old = request.resumes

@@ -54,8 +54,8 @@ def choose_removals(context: AppContext, requested: tuple[Run, ...]) -> tuple[li
                 )
             )
         elif not state.ended:
-            why = f"has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
-            refused.append(UsageError(f"run '{run.name}' {why}"))
+            message = f"has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
+            refused.append(UsageError(f"run '{run.name}' {message}"))
         else:
             ended.append((run, state))
     measured = context.executor.perform(_disk_usage([run for run, _ in ended], dry_run=True))
@@ -152,15 +152,15 @@ def _visit(
     outputs = yield tuple(
         Command(
             argv=SHELL,
-            stdin=disk_usage_script(root, there, dry_run=dry_run, outside=outside.get((host, root), "")),
+            stdin=disk_usage_script(root, run_names, dry_run=dry_run, outside=outside.get((host, root), "")),
             host=host,
-            timeout_s=(DISK_USAGE_S if dry_run else REMOVE_S) * len(there),
+            timeout_s=(DISK_USAGE_S if dry_run else REMOVE_S) * len(run_names),
             probe=dry_run,
         )
-        for (host, root), there in names.items()
+        for (host, root), run_names in names.items()
     )
-    for ((host, root), there), output in zip(names.items(), outputs, strict=True):
-        for name in there:
+    for ((host, root), run_names), output in zip(names.items(), outputs, strict=True):
+        for name in run_names:
             try:
                 known, usage = results[name], read_disk_usage(output, root, name, host)
                 results[name] = known if isinstance(known, DdpctlError) else (*known, usage)

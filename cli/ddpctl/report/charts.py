@@ -130,7 +130,7 @@ def gantt_chart(
 
     The time axis starts at ``begin``. Spans that started earlier have no bar.
     """
-    across = _across(seconds, left=LEFT_OF_BARS)
+    across = _across(seconds, margin=LEFT_OF_BARS)
     labels, bars = [], []
     for row, (phase, (total, share)) in enumerate(shares.items()):
         y = TOP + row * ROW
@@ -148,8 +148,8 @@ def gantt_chart(
     return Chart(title="", times=times, height=TOP + BOTTOM + ROW * len(shares), labels=labels, bars=bars)
 
 
-def _across(seconds: float, left: int = LEFT) -> Scale:
-    return lambda at: left + at / seconds * (WIDTH - left - RIGHT)
+def _across(seconds: float, margin: int = LEFT) -> Scale:
+    return lambda at: margin + at / seconds * (WIDTH - margin - RIGHT)
 
 
 def _hovers(lines: Sequence[Line], across: Scale, unit: str) -> list[tuple[float, float, str]]:

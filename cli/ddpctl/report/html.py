@@ -40,7 +40,7 @@ def environment() -> Environment:
 def render_page(
     timeline: Timeline,
     *,
-    why: str = "",
+    reason: str = "",
     values: Sequence[str] = (),
     unsought: Sequence[str] = (),
     checks: Iterable[Mapping[str, Any]] = (),
@@ -61,7 +61,7 @@ def render_page(
         for event in timeline_events(timeline.events)
     ]
     charts = history_charts(history, begin=begin, seconds=seconds, marks=marks)
-    ending = (f" (exit code {status.code})" if status.code else "") + (f"; why: {why}" if why else "")
+    ending = (f" (exit code {status.code})" if status.code else "") + (f"; why: {reason}" if reason else "")
     last_lines = plain(timeline.last_lines.rstrip("\n")).split("\n")[-LAST_LINES:]
     phases = None
     if timeline.spans:

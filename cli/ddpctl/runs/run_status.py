@@ -244,9 +244,9 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         message = f"{len(alive)} of {number} node{'s' * (number != 1)} alive{_describe_spares(nodes)}"
         reported = [report.state for report in alive if report.state]
         attempt = max((node.attempt for node in reported), default=1)
-        why = next((node.last_failure for node in reported if node.attempt == attempt and node.last_failure), "")
-        if attempt > 1 and why and state != "stopping":
-            message += f"; attempt {attempt} was started because {why}"
+        failure = next((node.last_failure for node in reported if node.attempt == attempt and node.last_failure), "")
+        if attempt > 1 and failure and state != "stopping":
+            message += f"; attempt {attempt} was started because {failure}"
         elif attempt > 1:
             message += f", attempt {attempt}"
         message += "".join(f"; {node.resumed_apart}" for node in reported if node.resumed_apart)
@@ -259,11 +259,11 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
         message = outcome.message
-        why = next((node.state.last_failure for node in nodes if node.state and node.state.last_failure), "")
-        if outcome.code == 0 and outcome.attempt > 1 and why:
-            message += f"; attempt {outcome.attempt} was started because {why}"
+        failure = next((node.state.last_failure for node in nodes if node.state and node.state.last_failure), "")
+        if outcome.code == 0 and outcome.attempt > 1 and failure:
+            message += f"; attempt {outcome.attempt} was started because {failure}"
         return status(state=state, message=message, code=outcome.code, outcome=outcome)
     if young and not any(report.state for report in nodes):
         return status(state="starting", message="no node has started yet")
-    why = "on every node, ddprun ended without an outcome: it was killed, or could not start (see node.log)"
-    return status(state="lost", message=why, code=Exit.KILLED)
+    message = "on every node, ddprun ended without an outcome: it was killed, or could not start (see node.log)"
+    return status(state="lost", message=message, code=Exit.KILLED)

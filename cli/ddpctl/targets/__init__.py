@@ -276,8 +276,8 @@ class Target(ABC):
         ``best``: leave out all checkpoints except the one with the highest accuracy. Needs the capability "pull".
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
-        why = f"is on a target of kind {run.kind}, so there is nothing to pull"
-        raise ConfigError(f"run '{run.name}' {why}: its files are in {where}")
+        message = f"is on a target of kind {run.kind}, so there is nothing to pull"
+        raise ConfigError(f"run '{run.name}' {message}: its files are in {where}")
 
     def made(self, run: Run) -> Verb[tuple[str, ...]]:
         """Return a text for each machine on which the script has made files that are removed together with the run."""
@@ -308,8 +308,8 @@ class Target(ABC):
         hosts = ", ".join(sorted({*run.handle.get("hosts", ())})) or "its machine"
         return f"send SIGTERM to its ddprun on {hosts}"
 
-    def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
-        return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {what}", hint=hint)
+    def _cannot(self, run: Run, action: str, hint: str = "") -> ConfigError:
+        return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {action}", hint=hint)
 
 
 # kind → (options dataclass, target class). Their modules are imported when they are first used.

@@ -260,10 +260,10 @@ class Ssh(World):
         assert command.host is not None
         home = self.folder.parent / command.host.address
         if not home.is_dir():
-            why = "the connection was lost (the host is gone)"
+            message = "the connection was lost (the host is gone)"
             if command.mode == "stream":  # as Remote.stream does
-                sys.stderr.write(f"{command.host}: {why}\n")
-            return Output(returncode=UNREACHED, stderr=why)
+                sys.stderr.write(f"{command.host}: {message}\n")
+            return Output(returncode=UNREACHED, stderr=message)
         environ = self.env | {
             "HOME": str(home),
             "PATH": "/usr/bin:/bin",

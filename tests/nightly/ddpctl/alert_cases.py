@@ -21,7 +21,7 @@ class Case:
     """``silent``, ``firing``, ``resolved``: minutes. ``labels`` and ``summary`` are those while it fires."""
 
     alert: str
-    what: str
+    situation: str
     series: tuple[tuple[str, str], ...]
     silent: tuple[int, ...]  # healthy, or ill for too short
     firing: int
@@ -61,7 +61,7 @@ MEETING = (s("ddp_world_size_expected", "4x200"), s("ddp_world_size", "0x9 4x200
 CASES = (
     Case(
         alert="DdpNoFirstStep",
-        what="a first step of ddptrain that comes after half an hour",
+        situation="a first step of ddptrain that comes after half an hour",
         series=(
             STARTED,
             TRAINING,
@@ -75,7 +75,7 @@ CASES = (
     ),
     Case(
         alert="DdpNoFirstStep",
-        what="a script that told of steps for ten minutes, was started again, and loads for half an hour",
+        situation="a script that told of steps for ten minutes, was started again, and loads for half an hour",
         series=(
             STARTED,
             TRAINING,
@@ -89,7 +89,7 @@ CASES = (
     ),
     Case(
         alert="DdpNoFirstStep",
-        what="an unchanged script whose nodes wait for each other for 20 minutes",
+        situation="an unchanged script whose nodes wait for each other for 20 minutes",
         series=(STARTED, s("ddp_job_state", "0x20 1x100", state="training")),
         silent=(0, 15, 16),
         firing=18,
@@ -98,7 +98,7 @@ CASES = (
     ),
     Case(
         alert="DdpStalledStep",
-        what="ten minutes without a step",
+        situation="ten minutes without a step",
         series=(TRAINING, s("ddp_last_step_timestamp_seconds", "0+60x10 600x10 1320+60x10", rank="0")),
         silent=(5, 13, 14),
         firing=18,
@@ -107,7 +107,7 @@ CASES = (
     ),
     Case(
         alert="DdpStalledStep",
-        what="an evaluation of ten minutes, in which there are heartbeats, that hangs then",
+        situation="an evaluation of ten minutes, in which there are heartbeats, that hangs then",
         series=(
             TRAINING,
             s("ddp_last_step_timestamp_seconds", "0+60x10 600x30", rank="0"),
@@ -120,7 +120,7 @@ CASES = (
     ),
     Case(
         alert="DdpHeartbeatMissing",
-        what="rank 1 silent while rank 0 works on",
+        situation="rank 1 silent while rank 0 works on",
         series=(
             TRAINING,
             s("ddp_heartbeat_timestamp_seconds", "0+60x40", rank="0"),
@@ -134,7 +134,7 @@ CASES = (
     ),
     Case(
         alert="DdpRanksMissing",
-        what="a node's ranks gone for ten minutes",
+        situation="a node's ranks gone for ten minutes",
         series=(
             *MEETING,
             *ranks("0x9 2x200", "0x200"),
@@ -147,7 +147,7 @@ CASES = (
     ),
     Case(
         alert="DdpRanksMissing",
-        what="a machine that does not answer any more",
+        situation="a machine that does not answer any more",
         series=(
             *MEETING,
             *ranks("0x9 2x200", "0x200"),
@@ -160,7 +160,7 @@ CASES = (
     ),
     Case(
         alert="DdpRanksMissing",
-        what="a rank that is lost after one has ended with 0",
+        situation="a rank that is lost after one has ended with 0",
         series=(*MEETING, *ranks("0x9 2x10 1x200", "0x19 1x200"), *ranks("0x9 2x20 1x200", "0x200", "1")),
         silent=(15, 25, 31),
         firing=35,
@@ -169,7 +169,7 @@ CASES = (
     ),
     Case(
         alert="DdpScrapeDown",
-        what="a node that does not answer for six minutes",
+        situation="a node that does not answer for six minutes",
         series=(s("up", "1x40"), s("up", "1x3 0x5 1x20", "1")),
         silent=(3, 5),
         firing=7,
@@ -179,7 +179,7 @@ CASES = (
     ),
     Case(
         alert="DdpStraggler",
-        what="rank 3 three times slower",
+        situation="rank 3 three times slower",
         series=(
             s("ddp_straggler_skew_ratio", "1.1x3 3x10 1.1x20", rank="0"),
             s("ddp_rank_relative_speed_ratio", "1x40", rank="0"),
@@ -193,7 +193,7 @@ CASES = (
     ),
     Case(
         alert="DdpDataBound",
-        what="data for 10 %, then for half of each step",
+        situation="data for 10 %, then for half of each step",
         series=(
             s("ddp_step_phase_seconds_total", "0+6x10 90+30x19 666+6x30", rank="0", phase="data"),
             s("ddp_step_phase_seconds_total", "0+54x10 570+30x19 1194+54x30", rank="0", phase="forward"),
@@ -206,7 +206,7 @@ CASES = (
     ),
     Case(
         alert="DdpLowGoodput",
-        what="an hour in which two thirds of the time are lost, after one in which a tenth is",
+        situation="an hour in which two thirds of the time are lost, after one in which a tenth is",
         series=(
             STARTED,
             s("ddp_productive_seconds_total", "0+54x70 3800+20x59 5040+60x100", rank="0"),
@@ -219,7 +219,7 @@ CASES = (
     ),
     Case(
         alert="DdpLowGoodput",
-        what="a slow start, which is no matter within the first hour",
+        situation="a slow start, which is no matter within the first hour",
         series=(
             STARTED,
             s("ddp_productive_seconds_total", "0+20x200", rank="0"),
@@ -232,7 +232,7 @@ CASES = (
     ),
     Case(
         alert="DdpCheckpointStale",
-        what="no checkpoint for 75 minutes",
+        situation="no checkpoint for 75 minutes",
         series=(TRAINING, STARTED, s("ddp_checkpoint_last_success_timestamp_seconds", "0x4 300x75 4860x20", rank="0")),
         silent=(4, 64, 66),
         firing=70,
@@ -241,7 +241,7 @@ CASES = (
     ),
     Case(
         alert="DdpCheckpointStale",
-        what="a run that has never saved",
+        situation="a run that has never saved",
         series=(TRAINING, STARTED, s("ddp_checkpoint_last_success_timestamp_seconds", "0x200", rank="0")),
         silent=(30, 60),
         firing=65,
@@ -250,7 +250,7 @@ CASES = (
     ),
     Case(
         alert="DdpCheckpointFailing",
-        what="one checkpoint for which the disk was full",
+        situation="one checkpoint for which the disk was full",
         series=(s("ddp_checkpoint_failures_total", "0x5 1x40", rank="0", op="save", reason="enospc"),),
         silent=(5,),
         firing=7,
@@ -260,7 +260,7 @@ CASES = (
     ),
     Case(
         alert="DdpNonfinite",
-        what="one loss that is no number",
+        situation="one loss that is no number",
         series=(s("ddp_nonfinite_total", "0x5 1x40", rank="0", where="loss"),),
         silent=(5,),
         firing=7,
@@ -270,7 +270,7 @@ CASES = (
     ),
     Case(
         alert="DdpRestartStorm",
-        what="three restarts in three minutes, each told by both nodes",
+        situation="three restarts in three minutes, each told by both nodes",
         series=(
             s("ddp_restarts_total", "0x5 1 2 3x100", reason="oom"),
             s("ddp_restarts_total", "0x5 1 2 3x100", "1", reason="oom"),
@@ -282,7 +282,7 @@ CASES = (
     ),
     Case(
         alert="DdpCheckpointStale",
-        what="a run that was started again at a checkpoint of ten minutes before, and saves no other",
+        situation="a run that was started again at a checkpoint of ten minutes before, and saves no other",
         series=(
             TRAINING,
             STARTED,
@@ -295,7 +295,7 @@ CASES = (
     ),
     Case(
         alert="DdpMixedVersions",
-        what="a node with another torch, until it is restarted",
+        situation="a node with another torch, until it is restarted",
         series=(
             s("ddp_build_info", "1x40", version="0.1.0", torch_version="2.10.0"),
             s("ddp_build_info", "1x5 stale", "1", version="0.1.0", torch_version="2.11.0"),
@@ -308,7 +308,7 @@ CASES = (
     ),
     Case(
         alert="DdpClockSkew",
-        what="a clock that is behind for six minutes",
+        situation="a clock that is behind for six minutes",
         series=(s("ddp_clock_offset_seconds", "0x40"), s("ddp_clock_offset_seconds", "0x3 -2.5x5 0x20", "1")),
         silent=(3, 4),
         firing=6,

@@ -268,9 +268,9 @@ def test_an_option_without_a_counterpart_is_refused_by_name(command, fact):
 def test_a_shell_script_is_split_into_its_commands() -> None:
     script = "a 'b c' && d | e # f\nfor x in 1 2; do\n  g $x >out\ndone\nh() { i; }\nj=(1 2)\nk \\\n  l"
     assert [
-        (statement.line, statement.words, statement.after, statement.redirects, statement.inside)
+        (statement.line, statement.arguments, statement.after, statement.redirects, statement.inside)
         for statement in statements(script)
-        if statement.words
+        if statement.arguments
     ] == [
         (1, ("a", "'b c'"), "", False, False),
         (1, ("d",), "&&", False, False),

@@ -42,7 +42,7 @@ def expected(case: Case, minute: int) -> dict[str, Any]:
 
 
 @needs_promtool
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.what}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.situation}")
 def test_an_alert_fires_stays_silent_and_resolves(case: Case, tmp_path: Path) -> None:
     minutes = [*case.silent, case.firing, *([case.resolved] if case.resolved is not None else [])]
     test = {

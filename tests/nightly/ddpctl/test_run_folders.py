@@ -46,7 +46,7 @@ def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_every_verb_that_takes_a_task_or_a_folder_is_listed(tmp_path: Path) -> None:
-    with_task = {verb.name for verb in verbs().values() if any(it.name == "task" for it in verb.params)}
+    with_task = {verb.name for verb in verbs().values() if any(parameter.name == "task" for parameter in verb.params)}
     assert {"status", *TAKE_TASK.split(", ")} == with_task
     (tmp_path / "runs").mkdir()
     refused = ddpctl("attach", "runs/a", cwd=tmp_path)

@@ -93,8 +93,8 @@ def test_inside_of_an_allocation_its_nodes_are_used() -> None:
     )  # fmt: skip
     assert submission.handle == {"job": "99", "pid": "1234", "dir": "/r/night", "workdir": "/p"}
     assert "job 99" in submission.note
-    (kind, why), (outside, _) = default_kind({"SLURM_JOB_ID": "99"}), default_kind({})
-    assert (kind, "job 99" in why, outside) == ("slurm", True, "local")
+    (kind, reason), (outside, _) = default_kind({"SLURM_JOB_ID": "99"}), default_kind({})
+    assert (kind, "job 99" in reason, outside) == ("slurm", True, "local")
 
 
 def test_a_command_runs_beside_the_ranks_of_a_node() -> None:

@@ -22,10 +22,12 @@ def test_the_timeline_and_the_report_say_why_a_run_failed(tmp_path: Path) -> Non
     (node / "events.jsonl").write_text("\n".join(EVENTS) + "\n")
     outcome = {"code": 1, "cause": "error", "message": "OSError: No space left on device", "node": 0, "rank": 0}
     (node / "outcome.json").write_text(json.dumps(outcome))
-    why = "why: OSError: No space left on device; a disk is full, or a limit such as that of inotify watches is reached"
-    assert why in ddpctl("timeline", "night").stdout.splitlines()
+    line = (
+        "why: OSError: No space left on device; a disk is full, or a limit such as that of inotify watches is reached"
+    )
+    assert line in ddpctl("timeline", "night").stdout.splitlines()
     assert ddpctl("report", "night", cwd=tmp_path).returncode == 0
-    assert why in (tmp_path / "night.html").read_text()
+    assert line in (tmp_path / "night.html").read_text()
     assert ddpctl("explain", "night").stdout.splitlines()[-1] == "  what to do: docs/explain.md, cause disk_full"
 
 

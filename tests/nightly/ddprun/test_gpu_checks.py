@@ -23,7 +23,7 @@ def test_links_that_are_down_beside_others_and_a_lost_gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "extra", "why", "kinds"),
+    ("code", "extra", "reason", "kinds"),
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, {}, "no GPU: NVML Shared Library Not Found", {"GPUs": "none"}),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, {}, "no GPU: Driver Not Loaded", {"GPUs": "none"}),
@@ -31,7 +31,7 @@ def test_links_that_are_down_beside_others_and_a_lost_gpu(monkeypatch):
         (None, {}, "NVML cannot be used: import of pynvml", {}),  # it is not installed
     ],
 )
-def test_without_nvml_every_check_is_said_not_to_be_made(monkeypatch, code, extra, why, kinds):
+def test_without_nvml_every_check_is_said_not_to_be_made(monkeypatch, code, extra, reason, kinds):
     def fail():
         raise pynvml.NVMLError(code)
 
@@ -40,7 +40,7 @@ def test_without_nvml_every_check_is_said_not_to_be_made(monkeypatch, code, extr
     assert {finding.check: finding.status for finding in findings} == dict.fromkeys(
         gpu_checks.GPU_CHECKS, "not looked at"
     ) | extra
-    assert all(finding.value.startswith(why) for finding in findings)
+    assert all(finding.value.startswith(reason) for finding in findings)
     assert inventory == kinds
 
 

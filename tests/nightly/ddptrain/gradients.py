@@ -30,7 +30,7 @@ for word in sys.argv[1:]:
     options = parse_options([*ARGUMENTS, f"--accumulate={parts or 1}"], {})
     divided = parse_options([*ARGUMENTS, f"--accumulate={parts or 1}", f"--balance={shares or 'off'}"], {})
     data = SOURCES["synthetic"].load(options.data, 0)
-    found = []
+    gradients = []
     for world in (together, alone):
         of_world = options if world is alone else divided
         state = build_training_state(of_world, world, data, batch_size=int(size))
@@ -42,8 +42,10 @@ for word in sys.argv[1:]:
             phases=Phases(),
             guard=NonFiniteGuard(world.device),
         )
-        found.append([parameter.grad for parameter in state.model.parameters()])
-    worst = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(*found, strict=True))
+        gradients.append([parameter.grad for parameter in state.model.parameters()])
+    worst = max(
+        float((gradient - other).abs().max() / other.abs().max()) for gradient, other in zip(*gradients, strict=True)
+    )
     print(f"{word} {'equal' if worst < 1e-12 else worst}", flush=True)
 torch.distributed.barrier()
 os._exit(0)

@@ -90,7 +90,7 @@ def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path) -> N
     "text", [None, "", "# nothing\n", "job:\n", "---\n", "null\n", "\ufeff", "{}", "job: {}\ntargets: ~\n"]
 )
 def test_an_empty_file_gives_the_defaults(text: str | None) -> None:
-    local = config.Request(job=JobSpec(), target="local", kind="local", options=Local(), why="the default")
+    local = config.Request(job=JobSpec(), target="local", kind="local", options=Local(), target_source="the default")
     assert load(text) == local
 
 
@@ -155,7 +155,7 @@ def test_settings_say_who_chose_the_target() -> None:
         ),
         (load(TWO + "  ssh: {kind: ssh, hosts: [c]}\n", target="ssh"), ("ssh", "ssh", Ssh(hosts=("c",)), "--target")),
     ):
-        assert (settings.target, settings.kind, settings.options, settings.why) == expected
+        assert (settings.target, settings.kind, settings.options, settings.target_source) == expected
 
 
 TWO = "targets:\n  a: {kind: ssh, hosts: [a]}\n  b: {kind: ssh, hosts: [b]}\n"

@@ -314,9 +314,9 @@ def test_nodes_that_lost_each_other_are_explained_by_their_network(tmp_path: Pat
     assert (explanation["cause"], explanation["rank"], explanation["fault"]) == ("network", None, True)
     assert "node 0" in explanation["sentence"]
     assert "node 1" in explanation["sentence"]
-    why = Outcome(code=69, cause="unavailable", message="node 0 does not answer", node=1)
-    why.write(run / "node-1")
-    assert json.loads(ddpctl("explain", "night", "--json").stdout)["sentence"] == why.message
+    outcome = Outcome(code=69, cause="unavailable", message="node 0 does not answer", node=1)
+    outcome.write(run / "node-1")
+    assert json.loads(ddpctl("explain", "night", "--json").stdout)["sentence"] == outcome.message
 
 
 def test_after_a_timeout_the_ranks_that_were_in_no_collective_are_named():

@@ -246,7 +246,7 @@ def test_the_nodes_are_told_which_run_they_resume_if_only_they_see_its_checkpoin
     handle: dict[str, object], job: JobSpec, resumes: tuple[str, ...]
 ) -> None:
     old = run_of(kind="ssh", job=job, handle=handle)
-    request = launcher.Request(job=job, target="t", kind="ssh", options=None, why="", cwd="/p", resumes=old)
+    request = launcher.Request(job=job, target="t", kind="ssh", options=None, target_source="", cwd="/p", resumes=old)
     assert ddprun_args(launcher.plan_of(request, "night-2", Path("/r/night-2")))[-len(resumes) - 2 : -2] == resumes
 
 

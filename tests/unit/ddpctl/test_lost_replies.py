@@ -99,7 +99,14 @@ def context(tmp_path: Path) -> AppContext:
 
 @pytest.fixture
 def launch(context: AppContext, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    place = {"target": "local", "kind": "local", "options": LocalOptions(), "why": "", "cwd": "/", "name": "night"}
+    place = {
+        "target": "local",
+        "kind": "local",
+        "options": LocalOptions(),
+        "target_source": "",
+        "cwd": "/",
+        "name": "night",
+    }
 
     def launch_on(target: LosingTarget) -> Run:
         monkeypatch.setattr(targets, "make", lambda *_: target)

@@ -210,7 +210,7 @@ def test_whatever_a_run_writes_is_escaped() -> None:
         environments={0: {"host": hostile(), hostile(): hostile()}},
     )
     check = {"check": "doctor", "lines": ["node 0  node 1", f"{hostile()} s3cret-value"], "time": 140}
-    text = render_page(report, why=hostile(), checks=[check], values=["s3cret-value"], unsought=[hostile()])
+    text = render_page(report, reason=hostile(), checks=[check], values=["s3cret-value"], unsought=[hostile()])
     assert len(planted) >= 30
     assert "s3cret-value" not in text
     page = Tags()

@@ -277,11 +277,11 @@ class CheckpointCopies:
         return stores.decode(key, self._store.get(key), int) if self._store.check([key]) else -1
 
     def _failed(self, error: Exception) -> None:
-        why = getattr(error, "strerror", None) or str(error)
-        if why != self._reported:
-            self._reported = why
-            self._journal.log(f"warning: a checkpoint was not copied: {why}; the training is not affected")
-            self._journal.emit("checkpoint_failed", message=f"it was not copied: {why}")
+        reason = getattr(error, "strerror", None) or str(error)
+        if reason != self._reported:
+            self._reported = reason
+            self._journal.log(f"warning: a checkpoint was not copied: {reason}; the training is not affected")
+            self._journal.emit("checkpoint_failed", message=f"it was not copied: {reason}")
 
     def proof(self, nonce: str, sha256: str) -> str:
         """Return the HMAC with which a node proves that it has the run's secret when it requests a file."""

@@ -214,8 +214,8 @@ def _lock(path: Path) -> tuple[int, bool]:
         owner = locks.read_owner(lock)
         user = f": process {owner.pid} on {owner.host}" if owner else ""
         seen = f"; waiting at most {locks.SILENT_S:g} s for a sign of its owner{user}" if owner else ""
-        why = f"the file system of {path} has no file locks: {lock.name}{locks.OWNER_SUFFIX} replaces them"
-        print(f"ddprun: {why}{seen}", file=sys.stderr, flush=True)
+        warning = f"the file system of {path} has no file locks: {lock.name}{locks.OWNER_SUFFIX} replaces them"
+        print(f"ddprun: {warning}{seen}", file=sys.stderr, flush=True)
         if locks.owner_that_writes(lock):
             state = locks.Lock.BUSY
         else:

@@ -239,15 +239,15 @@ def read_collectives(heartbeat: Path, limit: int = MAX_COLLECTIVES) -> dict[str,
         unrecorded = recorders.pop("unrecorded")
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
         collectives = sorted(map(_collective, entries), key=lambda collective: collective["at"])[-limit:]
-        why = f"this torch does not record the collectives of {', '.join(unrecorded)}"
-        return {"collectives": collectives} | ({"unknown": why} if unrecorded else {})
+        reason = f"this torch does not record the collectives of {', '.join(unrecorded)}"
+        return {"collectives": collectives} | ({"unknown": reason} if unrecorded else {})
     except FileNotFoundError:
-        why = NO_SERVER
+        reason = NO_SERVER
     except TimeoutError:
-        why = f"its flight recorder did not answer within {FLIGHT_TIMEOUT_S:g} s"
+        reason = f"its flight recorder did not answer within {FLIGHT_TIMEOUT_S:g} s"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"its flight recorder cannot be read: {error}"
-    return {"collectives": [], "unknown": why}
+        reason = f"its flight recorder cannot be read: {error}"
+    return {"collectives": [], "unknown": reason}
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:

@@ -453,8 +453,8 @@ class Consensus:
         status = find_hung_rank(self._liveness.statuses, self._hang_timeout_s)
         if self._failures or status is None:  # after a failure, the peers wait for the rank that failed
             return None
-        why = describe_hang(status, self._hang_timeout_s)
-        return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)
+        description = describe_hang(status, self._hang_timeout_s)
+        return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=description)
 
     def _publish(self, decision: Decision) -> None:
         self._store.set(f"{self._attempt}/verdict", json.dumps(asdict(decision)))

@@ -111,10 +111,10 @@ class Voter:
                         self.leader_at = self.electorate.standby[leader.spare]
                         return leader
             time.sleep(PAUSE_S)
-        why = f"node 0 was lost, and this machine has found no new node 0 within {ELECTION_S:g} s"
+        message = f"node 0 was lost, and this machine has found no new node 0 within {ELECTION_S:g} s"
         number, every = len(is_visited), len(self.electorate.machines)
         hint = f"it reached {number} other spares, but more than half of all {every} machines must reach each other"
-        raise node_error(Exit.ABSENT, "node_lost", why, hint=hint, node=0)
+        raise node_error(Exit.ABSENT, "node_lost", message, hint=hint, node=0)
 
     def _visit(self, spare: int, is_visited: set[int]) -> Leader | None:
         """Vote for a spare if it stands for election. Return the leader if it is elected."""

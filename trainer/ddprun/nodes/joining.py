@@ -61,7 +61,7 @@ class Wait:
         """Seconds until the limit."""
         return max(0.0, self.limit_s - self.passed_s)
 
-    def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
+    def is_over(self, missing: tuple[int, ...], cause: str = "", key: str = "") -> bool:
         """Return whether the time limit has passed. If it has not, first call ``pause`` with ``key``.
 
         Every PROGRESS_INTERVAL_S, log a line with the numbers of the ``missing`` nodes and ``why`` they are missing.
@@ -71,7 +71,7 @@ class Wait:
             return True
         if missing and self.passed_s >= self._log_at_s:
             self._log_at_s += PROGRESS_INTERVAL_S
-            reason = f": {why}" if why else ""
+            reason = f": {cause}" if cause else ""
             passed = f"({self.passed_s:.0f} of {self.limit_s:g} s)"
             self.log(f"waiting for {name_nodes(missing)} {passed}{reason}")
         self.pause(key)
@@ -83,10 +83,10 @@ def name_nodes(nodes: tuple[int, ...]) -> str:
     return f"node{'s' * (len(nodes) > 1)} {enumerate_ranges(nodes)}"
 
 
-def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
+def absent_error(config: NodeConfig, missing: tuple[int, ...], cause: str = "") -> NodeError:
     """Return the error for nodes that did not join in time."""
     message = f"{name_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
-    return node_error(Exit.ABSENT, "absent", f"{message}: {why}" if why else message, node=missing[0])
+    return node_error(Exit.ABSENT, "absent", f"{message}: {cause}" if cause else message, node=missing[0])
 
 
 def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:

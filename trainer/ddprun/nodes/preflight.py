@@ -37,7 +37,7 @@ class PreflightStep:
 
     name: str  # one of ddpwire.metrics.PREFLIGHT_STEPS
     result: StepResult
-    what: str
+    detail: str
     seconds: float
 
 
@@ -56,35 +56,35 @@ class PreflightReport:
         """Begin the step ``name``."""
         self._name, self._since = name, time.monotonic()
 
-    def done(self, what: str, result: StepResult = "ok") -> None:
+    def done(self, detail: str, result: StepResult = "ok") -> None:
         """End the current step."""
-        step = PreflightStep(name=self._name, result=result, what=what, seconds=time.monotonic() - self._since)
+        step = PreflightStep(name=self._name, result=result, detail=detail, seconds=time.monotonic() - self._since)
         self.steps.append(step)
         self._name = ""
         if step.seconds > SLOW_STEP_S and result == "ok" and not self._quiet:
-            self._log(f"{step.name}: {what} (after {step.seconds:.1f} s)")
+            self._log(f"{step.name}: {detail} (after {step.seconds:.1f} s)")
 
     def warn(self, line: str) -> None:
         """Log a problem that does not stop the run."""
         self._log(f"warning: {line}")
 
-    def failed(self, why: str) -> None:
+    def failed(self, problem: str) -> None:
         """End the current step, if any, as failed."""
         if self._name:
-            self.done(why, "failed")
+            self.done(problem, "failed")
 
     def sum_up(self) -> None:
         """Log one line that summarizes a successful preflight, unless ``quiet``."""
         if not self._quiet:
-            results = {step.name: step.what for step in self.steps}
+            results = {step.name: step.detail for step in self.steps}
             summary = "; ".join(results[name] for name in ("address", "meet", "compare") if name in results)
             self._log(f"preflight: {summary} ({sum(step.seconds for step in self.steps):.1f} s)")
 
     def table(self) -> str:
         """Return the steps as an aligned table."""
-        rows = [("step", "result", "what"), *((step.name, step.result, step.what) for step in self.steps)]
+        rows = [("step", "result", "what"), *((step.name, step.result, step.detail) for step in self.steps)]
         widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        return "".join(f"{name:{widths[0]}}  {result:{widths[1]}}  {what}\n" for name, result, what in rows)
+        return "".join(f"{name:{widths[0]}}  {result:{widths[1]}}  {detail}\n" for name, result, detail in rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ def _resolve(config: NodeConfig) -> str:
     return _retry(config, ask, lambda e: f"{node_label(config.node_rank)}: {network.describe_unresolved(host, e)}")
 
 
-def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
+def _retry(config: NodeConfig, ask: Callable[[float], str], describe: Callable[[OSError], str]) -> str:
     """Call ``ask`` with the remaining seconds, and return its result. Raises NodeError.
 
     After an OSError, call ``ask`` again, for at most RETRY_S. In Kubernetes, call it again until the join timeout,
@@ -169,7 +169,7 @@ def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSErr
             return ask(deadline - time.monotonic())
         except OSError as error:
             if time.monotonic() + POLL_S >= deadline:
-                raise node_error(Exit.UNAVAILABLE, "unavailable", why(error), node=config.node_rank) from None
+                raise node_error(Exit.UNAVAILABLE, "unavailable", describe(error), node=config.node_rank) from None
         time.sleep(POLL_S)
 
 

@@ -354,9 +354,9 @@ class FixedRankRendezvous(StaticTCPRendezvous):
         if self._config.replaces_node_0 and self.is_store_lost():
             self._raise_store_lost()
         config = replace(self._config, master_port=port)
-        if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
+        if reason := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
             hint = "every port of node 0's machine must be open to the other nodes"
-            raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
+            raise node_error(Exit.UNAVAILABLE, "unavailable", reason, hint=hint, node=self._config.node_rank) from None
         self._raise_store_lost()
 
     def _raise_store_lost(self) -> NoReturn:
@@ -471,8 +471,8 @@ class FixedRankRendezvous(StaticTCPRendezvous):
             if time.monotonic() - self._hopeless_at > REPLACE_S:
                 number = f"{self._config.spares} spare{'s' * (self._config.spares > 1)}"
                 node = unreplaced[0]
-                why = f"node {node} ({ranks[node]} ranks) was lost, and none of the {number} can take its place"
-                raise node_error(Exit.KILLED, "node_lost", why, node=node)
+                message = f"node {node} ({ranks[node]} ranks) was lost, and none of the {number} can take its place"
+                raise node_error(Exit.KILLED, "node_lost", message, node=node)
 
     def _wait_for(self, missing: tuple[int, ...], wait: Wait) -> bool:
         """Wait until the missing nodes have arrived, but not long. Return whether the time limit has passed.
@@ -550,11 +550,11 @@ class FixedRankRendezvous(StaticTCPRendezvous):
         with contextlib.suppress(DistStoreError):  # not yet
             self.control.wait([key], timedelta(seconds=wait_s))
 
-    def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
+    def _absent_error(self, missing: tuple[int, ...], cause: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s
         if last and last.cause == "node_lost" and last.node in missing:
             return NodeError(replace(last, message=f"{last.message}, and did not come back within {limit_s:g} s"))
-        return joining.absent_error(self._config, missing, why)
+        return joining.absent_error(self._config, missing, cause)
 
     def ranks_have_met(self) -> bool | None:
         """On node 0, return whether ranks have used the attempt's store, or None if this is unknown."""

@@ -434,5 +434,5 @@ class FirstTorchImport(MetaPathFinder, Loader):
         late = sorted(name for name in changed if not is_read_later(name))
         if late and os.environ.get(names.LOCAL_RANK) == "0":
             when = f"{', '.join(late)} changed before the import of torch, in code that ddprun does not read"
-            why = "this has no effect, because torch was imported once for all ranks; use --exec"
-            print(f"ddprun: {when}: {why}", file=sys.stderr)
+            reason = "this has no effect, because torch was imported once for all ranks; use --exec"
+            print(f"ddprun: {when}: {reason}", file=sys.stderr)

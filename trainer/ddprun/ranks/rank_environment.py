@@ -55,10 +55,10 @@ def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> st
         return "; ".join(f"local rank {rank} on cores {format_ranges(cores)}" for rank, cores in bound)
     if mode in (None, "none"):
         return ""
-    why = "there are fewer cores than ranks, or the NUMA nodes of this machine are unknown"
+    reason = "there are fewer cores than ranks, or the NUMA nodes of this machine are unknown"
     if config.nodes_here > 1:
-        why = f"{config.nodes_here} nodes share this machine's cores"
-    return f"--numa-binding {mode} has no effect: {why}"
+        reason = f"{config.nodes_here} nodes share this machine's cores"
+    return f"--numa-binding {mode} has no effect: {reason}"
 
 
 # This node's own settings: a launcher that the script starts must not use them.

@@ -81,7 +81,7 @@ def run_program(
     ``on_line`` gets each line of the output. ``on_wait`` is called while the program runs. The session is killed when
     it returns True, and at the deadline (of time.monotonic).
     """
-    began, why = time.monotonic(), ""
+    began, failure = time.monotonic(), ""
     command = [sys.executable, "-I", "-S", "-c", EXEC_CODE, ROOT, str(os.getpid()), *argv]
     process = subprocess.Popen(
         command, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
@@ -90,19 +90,19 @@ def run_program(
         target=_pass_on, args=(cast(BinaryIO, process.stdout), on_line), name="output", daemon=True
     )
     reader.start()
-    while process.poll() is None and not why:
+    while process.poll() is None and not failure:
         time.sleep(POLL_S)
         if time.monotonic() > deadline:
-            why = f"did not end in time, and was killed after {time.monotonic() - began:.0f} s"
+            failure = f"did not end in time, and was killed after {time.monotonic() - began:.0f} s"
         elif on_wait():
-            why = "was killed because the run ends"
-    if why:
+            failure = "was killed because the run ends"
+    if failure:
         processes.kill_session(process.pid)
         process.wait()
     reader.join(1.0)  # a process in the background may keep the pipe open
     if status := process.returncode:
-        why = why or (f"exited with {status}" if status > 0 else f"was killed by signal {-status}")
-    return why, status
+        failure = failure or (f"exited with {status}" if status > 0 else f"was killed by signal {-status}")
+    return failure, status
 
 
 def _pass_on(output: BinaryIO, on_line: Callable[[str], None]) -> None:
@@ -136,9 +136,9 @@ class UserCommands:
         """
         self._has_begun, deadline = True, time.monotonic() + self.config.setup_timeout_s
         for text in () if self._is_set_up else self.config.node_setup:
-            why, code = self._run("node_setup", text, {}, deadline, gives_up)
-            if why:
-                return why, code
+            failure, code = self._run("node_setup", text, {}, deadline, gives_up)
+            if failure:
+                return failure, code
         self._is_set_up = True
         return "", 0
 
@@ -150,8 +150,8 @@ class UserCommands:
         deadline = time.monotonic() + self.config.teardown_timeout_s
         for text in self.config.node_teardown if self._has_begun else ():
             more = {names.EXIT_CODE: str(code)}
-            if why := self._run("node_teardown", text, more, deadline, lambda: False)[0]:
-                self._log(f"{why}; the exit code of the run is still {code}")
+            if failure := self._run("node_teardown", text, more, deadline, lambda: False)[0]:
+                self._log(f"{failure}; the exit code of the run is still {code}")
         if self._before_commands:  # ranks have ended: what is new has been left by commands, in whatever session it is
             kept = self._before_commands | self._notice_processes()
             for pid in {*processes.descendants(os.getpid())} - kept:
@@ -173,11 +173,11 @@ class UserCommands:
             progress.update()
             return gives_up()
 
-        why, status = run_program(
+        failure, status = run_program(
             argv, environ, deadline, on_line=lambda line: self._log(f"{key}: {line}"), on_wait=on_wait
         )
-        if why:
-            return f"{key} failed: {text!r} {why}", status if 0 < status < 128 else int(Exit.SCRIPT)
+        if failure:
+            return f"{key} failed: {text!r} {failure}", status if 0 < status < 128 else int(Exit.SCRIPT)
         self._log(f"{key}: done after {time.monotonic() - began:.1f} s")
         return "", 0
 
@@ -274,19 +274,19 @@ class UserCommands:
                 self._log(f"notify: {lines[-1]}")
 
         try:
-            why, _ = run_program(argv, environ, time.monotonic() + TIMEOUT_S, on_line=on_line)
+            failure, _ = run_program(argv, environ, time.monotonic() + TIMEOUT_S, on_line=on_line)
         except OSError as error:
-            why = f"cannot start {argv[0]}: {error.strerror}"
-        self._conclude(number, lines[-1] if why and variable and lines else why)
+            failure = f"cannot start {argv[0]}: {error.strerror}"
+        self._conclude(number, lines[-1] if failure and variable and lines else failure)
 
-    def _conclude(self, number: int, why: str) -> None:
+    def _conclude(self, number: int, failure: str) -> None:
         """Record that a notice was sent, or why not."""
         with self._lock:
             notice = self._notices[number]
-            self._notices[number] = replace(notice, state="failed" if why else "sent", why=why)
+            self._notices[number] = replace(notice, state="failed" if failure else "sent", why=failure)
             self._record()
-        if why:
-            self._log(f"the notice of '{notice.event}' could not be sent to {notice.to}: {why}")
+        if failure:
+            self._log(f"the notice of '{notice.event}' could not be sent to {notice.to}: {failure}")
 
 
 def _variable(target: str) -> str:

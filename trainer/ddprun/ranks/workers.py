@@ -114,8 +114,8 @@ class Workers:
         self._exec_reason = self._exec_reason or reply["plain"]
         if self._exec_reason and not self._reported_exec:
             self._reported_exec = True
-            why = f"because {self._exec_reason} (exec is slower than fork)"
-            self._log(f"from now on, ranks are started with exec, {why}")
+            reason = f"because {self._exec_reason} (exec is slower than fork)"
+            self._log(f"from now on, ranks are started with exec, {reason}")
         return int(reply["pid"])
 
     def signal(self, number: int) -> None:

@@ -440,8 +440,8 @@ def _virtual_local_rank(settings: Settings, environ: Mapping[str, str], local_wo
     visible = environ.get(CUDA_VISIBLE_DEVICES)
     if given and visible and (number := len(visible.split(","))) < local_world_size:
         message = f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own"
-        why = f"{CUDA_VISIBLE_DEVICES}={visible} names only {number} GPU{'s' * (number > 1)}"
-        raise config_error(f"{message}, but {why}", hint="start fewer ranks, or name more GPUs")
+        reason = f"{CUDA_VISIBLE_DEVICES}={visible} names only {number} GPU{'s' * (number > 1)}"
+        raise config_error(f"{message}, but {reason}", hint="start fewer ranks, or name more GPUs")
     return given
 
 

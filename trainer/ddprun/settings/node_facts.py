@@ -144,10 +144,10 @@ def summarize_builds(facts: Mapping[str, str]) -> str:
 def _compared_files(command: tuple[str, ...]) -> list[Path]:
     """Return the files to compare between nodes: the script, and the files given in options such as --config."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]
+    tokens = [word for argument in arguments for word in argument.split("=", 1)]
+    configurations = [value for flag, value in pairwise(tokens) if flag.startswith("-") and "conf" in flag]
     paths = []
-    for path in map(Path, [*words[:1], *configurations]):
+    for path in map(Path, [*tokens[:1], *configurations]):
         with contextlib.suppress(OSError, ValueError):  # an argument may be no path
             paths += [path] if path.is_file() and path.stat().st_size <= 1 << 24 else []
     return paths

@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     top = Parser(prog="ddprun", description=DESCRIPTION, formatter_class=formatter, allow_abbrev=False)
     compatible = {
-        f"{'-t ' * (name == 'tee')}--{name.replace('_', '-')} X": f"accepted for compatibility with torchrun: {why}"
-        for name, why in ACCEPTED.items()
+        f"{'-t ' * (name == 'tee')}--{name.replace('_', '-')} X": f"accepted for compatibility with torchrun: {reason}"
+        for name, reason in ACCEPTED.items()
     }
     for usage, text in (OPTIONS | compatible).items():
         parts = usage.split()
@@ -139,5 +139,5 @@ def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[s
         lines["this value of --rdzv-backend"] = "the nodes meet at node 0, as with --rdzv-backend=static"
     if any(streams[-1:] in ("1", "2") for streams in (options.redirects or "").split(",")):
         lines["the value 1 or 2 of --redirects"] = "only 3 (both streams) is supported"
-    lines |= {name: why for name, why in ACCEPTED_VARIABLES.items() if environ.get(name)}
-    return tuple(f"{name} has no effect: {why}" for name, why in lines.items())
+    lines |= {name: reason for name, reason in ACCEPTED_VARIABLES.items() if environ.get(name)}
+    return tuple(f"{name} has no effect: {reason}" for name, reason in lines.items())

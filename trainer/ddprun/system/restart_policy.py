@@ -128,8 +128,8 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
         how = "was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"
         cause, message = "stopped", f"{stopped}; {who} {how}"
     elif _was_requested(failure):
-        why = f"; {who} then {how}: {failure.error}" if failure.error else f"; {who} then {how}"
-        cause, message = "stopped", stopped if of_status(failure.status) in (0, *STOP_CODES) else f"{stopped}{why}"
+        ending = f"; {who} then {how}: {failure.error}" if failure.error else f"; {who} then {how}"
+        cause, message = "stopped", stopped if of_status(failure.status) in (0, *STOP_CODES) else f"{stopped}{ending}"
     elif failure.status in STOP_CODES:
         cause, message = "stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this exit code"
         if failure.stopped_for is not None:

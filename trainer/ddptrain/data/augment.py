@@ -172,10 +172,10 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
     ratio = (first + (last - first) * sampling.uniform(bits_B, sampling.ERASE_SHAPE)).exp()
     height = (area * ratio).sqrt().round().clamp(1, size_px).long()
     width = (area / ratio).sqrt().round().clamp(1, size_px).long()
-    top = (sampling.uniform(bits_B, sampling.ERASE_TOP) * (size_px - height + 1)).long()
-    left = (sampling.uniform(bits_B, sampling.ERASE_LEFT) * (size_px - width + 1)).long()
+    row = (sampling.uniform(bits_B, sampling.ERASE_TOP) * (size_px - height + 1)).long()
+    column = (sampling.uniform(bits_B, sampling.ERASE_LEFT) * (size_px - width + 1)).long()
     chosen = sampling.uniform(bits_B, sampling.ERASE) < fraction
-    return box_mask(top, left, top + height * chosen, left + width * chosen, size_px)
+    return box_mask(row, column, row + height * chosen, column + width * chosen, size_px)
 
 
 def mix_images(

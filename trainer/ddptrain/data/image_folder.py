@@ -191,6 +191,6 @@ def _square(path: Path, side_px: int) -> Any:
         raise TrainError(Exit.DATA, f"{path} is corrupt: {reason}; delete it, or replace it") from None
     scale = side_px / min(image.size)
     width, height = (max(side_px, round(side * scale)) for side in image.size)
-    left, top = (width - side_px) // 2, (height - side_px) // 2
+    x_px, y_px = (width - side_px) // 2, (height - side_px) // 2
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + side_px, top + side_px)))
+    return np.asarray(resized.crop((x_px, y_px, x_px + side_px, y_px + side_px)))

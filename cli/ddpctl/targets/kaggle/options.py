@@ -72,8 +72,8 @@ class KaggleOptions(Options):
         if job.time_limit_s is not None and job.time_limit_s > kaggle.LONGEST_S:
             yield "job.time_limit", f"a Kaggle session may run for at most 12h, not {job.time_limit}"
         if job.time_limit_s is not None and job.time_limit_s <= kaggle.MARGIN_S + job.grace + 60:
-            why = "ranks must save 10 minutes before it"
-            yield "job.time_limit", f"a time limit of {job.time_limit} is too short: {why}"
+            reason = "ranks must save 10 minutes before it"
+            yield "job.time_limit", f"a time limit of {job.time_limit} is too short: {reason}"
         keys = ("node_setup", "node_teardown", "notify", "stop_signal")
         others = [key for key in keys if getattr(job, key) != vars(JobSpec())[key]]
         yield from ((f"job.{key}", "not supported on Kaggle: use a cell of the rendered notebook") for key in others)

@@ -99,10 +99,10 @@ class KaggleTarget(Target):
             output.check(f"cannot write {where}")
         kernel = f"{owner}/{kaggle_notebook.PREFIX}{plan.name}"
         (pushed,) = yield (_push(plan),)
-        if why := kaggle_error(pushed, f"push {kernel}"):
+        if error := kaggle_error(pushed, f"push {kernel}"):
             if pushed.returncode == TIMED_OUT or pushed.returncode < 0 or LOST_REPLY.search(pushed.stderr):
-                raise UnavailableError(why.message, submission=None)  # it may have been pushed
-            raise why
+                raise UnavailableError(error.message, submission=None)  # it may have been pushed
+            raise error
         if (done := _PUSHED.search(pushed.stdout)) is None:
             shown = pushed.stdout.strip()[:200]
             raise UnavailableError(f"ddpctl cannot parse the output of the kaggle client: {shown!r}", submission=None)
@@ -130,8 +130,8 @@ class KaggleTarget(Target):
 
     def _user(self) -> Verb[str]:
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
-        if why := kaggle_error(output, "read the user of the kaggle client"):
-            raise why
+        if error := kaggle_error(output, "read the user of the kaggle client"):
+            raise error
         match = _USER.search(output.stdout)
         if match is None or match[1] == "None":
             raise UnavailableError("the kaggle client is not logged in: run kaggle auth login, or set `owner`")
@@ -231,8 +231,8 @@ class KaggleTarget(Target):
             raise UsageError("--best: only the whole output of a Kaggle session can be downloaded: leave --best out")
         argv = ("kaggle", "kernels", "output", str(run.handle["kernel"]), "--path", into, "--force")
         (done,) = yield (Command(argv=argv, timeout_s=PULL_S),)
-        if why := kaggle_error(done, f"fetch the output of {run.handle['kernel']}"):
-            raise why
+        if error := kaggle_error(done, f"fetch the output of {run.handle['kernel']}"):
+            raise error
         return ()
 
 
@@ -245,17 +245,17 @@ def _push(plan: Plan) -> Command:
     return Command(argv=("kaggle", "kernels", "push", "--path", _folder(plan), *limit), timeout_s=PUSH_S, starts=True)
 
 
-def _ask(what: Literal["status", "logs"], run: Run) -> Command:
-    return Command(argv=("kaggle", "kernels", what, str(run.handle["kernel"])), timeout_s=ASK_S)
+def _ask(verb: Literal["status", "logs"], run: Run) -> Command:
+    return Command(argv=("kaggle", "kernels", verb, str(run.handle["kernel"])), timeout_s=ASK_S)
 
 
 def _read(run: Run, answer: Output) -> RunStatus:
-    why = kaggle_error(answer, f"read the state of {run.handle['kernel']}")
-    if why is None:
+    error = kaggle_error(answer, f"read the state of {run.handle['kernel']}")
+    if error is None:
         return read_status(run.name, answer.stdout)
-    if isinstance(why, NoInputError):
-        return RunStatus(run=run.name, state="lost", message=str(why), code=int(why.code))
-    return RunStatus(run=run.name, state="unknown", message=str(why))
+    if isinstance(error, NoInputError):
+        return RunStatus(run=run.name, state="lost", message=str(error), code=int(error.code))
+    return RunStatus(run=run.name, state="unknown", message=str(error))
 
 
 # Parsing: the client prints the state of a session, and the session's log shows how the ranks ended

@@ -43,12 +43,12 @@ class Kubectl:
     def create(self, text: str, *, dry_run: bool = False, secret: bool = False, output: str = "name") -> Command:
         """Return the command that creates the objects in a YAML text. ``dry_run``: the cluster only checks them."""
         judged = ("--dry-run=server",) if dry_run else ()
-        words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
-        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>", starts=not dry_run)
+        arguments = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
+        return self.run(*arguments, stdin=text, secret=secret, placeholder="<uid>", starts=not dry_run)
 
-    def get(self, what: str, *rest: str) -> Command:
+    def get(self, resource: str, *rest: str) -> Command:
         """Return the command that prints objects as JSON, or prints nothing if there are no such objects."""
-        return self.run("get", what, *rest, "--ignore-not-found", "-o", "json")
+        return self.run("get", resource, *rest, "--ignore-not-found", "-o", "json")
 
     def events_of(self, name: str) -> Command:
         """Return the command that prints the warning events of an object."""

@@ -244,5 +244,5 @@ def name_problem(name: str, workload: str, max_nodes: int, *, more: int = 0) -> 
     most = LONGEST - more - len(ending) - len(str(max_nodes - 1))
     if len(name) <= most:
         return None
-    why = f"the names of the run's pods are longer, and Kubernetes limits them to {LONGEST} characters"
-    return f"{name!r} has {len(name)} characters, but at most {most} are allowed ({why})"
+    reason = f"the names of the run's pods are longer, and Kubernetes limits them to {LONGEST} characters"
+    return f"{name!r} has {len(name)} characters, but at most {most} are allowed ({reason})"

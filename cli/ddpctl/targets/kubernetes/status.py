@@ -82,8 +82,8 @@ def report(
         return PodReport(name=name, phase=phase, message=text, code=code, restarts=restarts, outcome=outcome, **rest)
 
     if status.get("reason") == "Evicted":
-        why = status.get("message", "")
-        return result("failed", _with_hint(f"evicted: {_short(why)}", why.lower(), _EVICTED), ill=True)
+        cause = status.get("message", "")
+        return result("failed", _with_hint(f"evicted: {_short(cause)}", cause.lower(), _EVICTED), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
         return _ending(pod, state.get("terminated"), now, result)
     if "waiting" in state:
@@ -294,8 +294,8 @@ def fold(
         if now - run.created < YOUNG_S:
             return replace(result("starting", "the cluster has not started it yet"), has_logs=False, has_files=False)
         gone = f"the {workload.kind} is no longer in the cluster, and neither are its pods and logs"
-        why = "it was deleted, or its time (keep) has passed"
-        return result("lost", f"how it ended is unknown: {gone}; {why}")
+        cause = "it was deleted, or its time (keep) has passed"
+        return result("lost", f"how it ended is unknown: {gone}; {cause}")
     true = conditions(job)
     if "deletionTimestamp" in job["metadata"]:
         return result("stopping", f"the {workload.kind} is being deleted; {_counted(by_pod, run)}")

@@ -156,7 +156,7 @@ class KubernetesTarget(Target):
     def _status_of(self, runs: list[Run], now: float) -> Verb[list[RunStatus]]:
         kubectl, workload = kubectl_of(runs[0].handle), workload_of(runs[0].handle)
         selector = f"{RUN_LABEL} in ({','.join(run.name for run in runs)})"
-        answers = yield tuple(kubectl.get(what, "--selector", selector) for what in (workload.resource, "pods"))
+        answers = yield tuple(kubectl.get(resource, "--selector", selector) for resource in (workload.resource, "pods"))
         for answer in answers:
             if answer.returncode:
                 return [RunStatus(run=run.name, state="unknown", message=str(error_of(answer))) for run in runs]
@@ -428,7 +428,7 @@ def _prepare(
     """
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
-    workload, why, unknown = yield from choose_workload(kubectl, options)
+    workload, reason, unknown = yield from choose_workload(kubectl, options)
     files, left_out = yield from _read_project(plan, options)
     values = read_secrets(plan.job, environ)
     runtime = (yield from read_runtime(kubectl, options.runtime)) if options.runtime else {}
@@ -446,7 +446,7 @@ def _prepare(
     needed.append(manifests.secret(draft, {**values, STORE_SECRET: token_hex(32)}))
     context = f" of context {kubectl.context}" if kubectl.context else ""
     base = f" on the runtime {options.runtime}" if options.runtime else ""
-    where = f"a {workload.kind}{base} ({why}) in namespace {kubectl.namespace or 'default'}{context}"
+    where = f"a {workload.kind}{base} ({reason}) in namespace {kubectl.namespace or 'default'}{context}"
     delays = "" if workload.word == "pytorchjob" else DELAYS
     notes = filter(None, (where, unknown, *launch_notes(draft, files, left_out), delays))
     return kubectl, workload, draft, needed, "\n".join(notes)

@@ -272,10 +272,10 @@ def mounts(job: JobSpec) -> tuple[str, ...]:
     return (*(f'"{mount}"' for mount in OWN_MOUNTS), *map(shlex.quote, job.mounts))
 
 
-def lines(words: Iterable[str]) -> tuple[str, ...]:
+def lines(arguments: Iterable[str]) -> tuple[str, ...]:
     """Join words with blanks into lines of at most ``WIDTH`` characters."""
     made = [""]
-    for word in words:
+    for word in arguments:
         if made[-1] and len(made[-1]) + len(word) > WIDTH:
             made.append("")
         made[-1] += f" {word}" if made[-1] else word
@@ -372,7 +372,7 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
     }[engine]
     infiniband = "$([ ! -d /dev/infiniband ] || echo --device=/dev/infiniband --ulimit=memlock=-1)"  # NCCL locks memory
     # --init forwards signals. --env-file has only names, so no value is visible in the arguments of the engine.
-    words = (
+    arguments = (
         f"exec {engine} run --name={name}", "--rm", "--init", "--interactive", "--network=host",
         '--label="ddpctl.run=$DDP_RUN_ID"', f"--shm-size={job.shm_size[:-1].lower()}", "--cap-drop=ALL",
         "--security-opt=no-new-privileges", f"--workdir={WORKSPACE}", *_SHARE[engine],
@@ -389,7 +389,7 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
         node=f"""\
 {engine} rm --force {name} >/dev/null 2>&1 # left from an earlier start
 # Variables are passed by name. If Slurm kills this task, the pipe to the container closes, and ddprun saves and ends.
-{BREAK.join((*lines(words), program))} < <(trap '' TERM && exec tail --follow --pid=$$ /dev/null)
+{BREAK.join((*lines(arguments), program))} < <(trap '' TERM && exec tail --follow --pid=$$ /dev/null)
 """,
     )
 

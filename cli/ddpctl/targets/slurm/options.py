@@ -144,8 +144,8 @@ class SlurmOptions(Options):
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
             least = -(-2 * lead_s(job) // 60) + 1
             warned = f"{lead_s(job)} to {lead_s(job) + EARLY_S} s before the limit"
-            why = f"with a grace of {job.grace:g} s, Slurm warns the ranks {warned}"
-            text = f"a time limit of {job.time_limit} is too short: {why}"
+            reason = f"with a grace of {job.grace:g} s, Slurm warns the ranks {warned}"
+            text = f"a time limit of {job.time_limit} is too short: {reason}"
             yield "job.time_limit", f"{text}; set a limit of at least {least}m, or a shorter grace"
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime 'apptainer', but the runtime is '{self.runtime}'"

@@ -32,7 +32,7 @@ _WORDS: Mapping[State, str] = {
     # REVOKED: another cluster of the federation runs the job
     "failed": "BOOT_FAIL DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY RECONFIG_FAIL REVOKED TIMEOUT",
 }
-STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
+STATES = {word: state for state, states in _WORDS.items() for word in states.split()}
 HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
@@ -343,9 +343,9 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
 
 def waits(job: Job) -> str:
     """Return a message about why a job waits, and when Slurm expects to start it."""
-    why = HOPELESS.get(job.reason.partition(",")[0])  # "ReqNodeNotAvail, UnavailableNodes:node-2"
-    if why:
-        return f"job {job.id} is waiting ({job.reason}): {why}"
+    explanation = HOPELESS.get(job.reason.partition(",")[0])  # "ReqNodeNotAvail, UnavailableNodes:node-2"
+    if explanation:
+        return f"job {job.id} is waiting ({job.reason}): {explanation}"
     start = f", expected to start at {job.start}" if job.start not in ("", "N/A") else ""
     return f"job {job.id} is waiting{f' ({job.reason})' if job.reason not in ('', 'None') else ''}{start}"
 

@@ -311,8 +311,8 @@ class SlurmTarget(Target):
             return ()
         if path.name != run.name or not path.is_absolute():  # the record was renamed, or is damaged
             to_do = f"rename the folder '{run.name}' back to '{path.name}', or repair the record"
-            why = f"its record names another folder, {path}"
-            raise ConfigError(f"run '{run.name}' was not removed, because {why}: {to_do}")
+            reason = f"its record names another folder, {path}"
+            raise ConfigError(f"run '{run.name}' was not removed, because {reason}: {to_do}")
         return ((self._host, str(path.parent)),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
@@ -354,18 +354,18 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
     if output.returncode == UNREACHED and host is not None:
         return UnavailableError(f"{host}: {output.last_line('no answer')}")
     if output.returncode == NOT_FOUND:
-        why = "sbatch is not installed"
+        reason = "sbatch is not installed"
     elif output.returncode == TIMED_OUT:
-        why = f"sbatch: {output.last_line('no answer')}"
+        reason = f"sbatch: {output.last_line('no answer')}"
     else:
         # sbatch exits with 1 also if Slurm refuses the job, so only its text tells. Earlier lines may be about retries.
         last = next((line for line in reversed(output.stderr.splitlines()) if NO_SLURM.search(line)), None)
         if output.returncode == 0 or last is None:
             return None
-        why = f"sbatch: {PREFIX.sub('', last)}"
+        reason = f"sbatch: {PREFIX.sub('', last)}"
     to_do = f"{'' if host else 'run ddpctl on a login node, or '}set the target's 'login' to a login node"
     hint = f"{to_do}; ddpctl render prints the script, and needs no cluster"
-    return UnavailableError(f"no Slurm is reachable from {host or 'this machine'} ({why})", hint=hint)
+    return UnavailableError(f"no Slurm is reachable from {host or 'this machine'} ({reason})", hint=hint)
 
 
 def is_lost(sent: Output) -> bool:

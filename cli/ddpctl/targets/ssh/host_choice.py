@@ -156,10 +156,10 @@ def _with_checkpoints(
     having = [place for place in usable if checked.facts[place].get("checkpoint")]
     if holder in usable and (holder in having or not having):
         return holder, []
-    why = "their host is excluded" if holder is None else "that folder has none now"
+    reason = "their host is excluded" if holder is None else "that folder has none now"
     if holder is not None and checked.wrong[holder]:
-        why = f"their host is not ready ({checked.why(holder)})"
-    where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {why}")
+        reason = f"their host is not ready ({checked.why(holder)})"
+    where = one_line(f"the checkpoints were saved to {plan.checkpoint_dir}, but {reason}")
     if plan.job.checkpoint_dir:
         return None, [f"{where}: the run continues from {plan.job.checkpoint_dir}"]
     if not having:
@@ -209,8 +209,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         waiting, now = next(filter(None, lines), ""), polled[0].number("now")
         started = started or now
         if waiting and now >= started + (plan.wait_s or 0):
-            why = f"the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} ({waiting})"
-            raise UnavailableError(f"nothing was started: {why}", hint="use a longer --wait, or see ddpctl hosts")
+            message = f"the wait for free GPUs ended after {format_duration(plan.wait_s or 0)} ({waiting})"
+            raise UnavailableError(f"nothing was started: {message}", hint="use a longer --wait, or see ddpctl hosts")
 
 
 def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
@@ -219,8 +219,8 @@ def _waits_for(plan: Plan, host: SshHost, fact: Facts, node: int) -> str:
     Raises UnavailableError if the launch is no longer in the host's queue.
     """
     if all(uid != plan.uid for _, uid in fact.tickets):
-        why = fact.failure or "the host removed it"
-        raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({why})")
+        reason = fact.failure or "the host removed it"
+        raise UnavailableError(f"nothing was started: the place in the queue of {host.address} was lost ({reason})")
     ahead = fact.ahead(plan.uid)
     free, need = len(fact.free_gpus), plan.job.gpus_of(node)
     if not ahead and free >= need and not fact.get("claims_error"):

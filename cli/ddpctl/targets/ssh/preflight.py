@@ -264,8 +264,8 @@ def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Ite
             yield number, f"it does not have the image {image}: send it with ddpctl image ship, or pull it there"
         elif first is None:
             first = (host.address, its_image)
-        elif why := difference(first[1], its_image):
-            yield number, f"{why}, as on {first[0]}: send the same image to all hosts with ddpctl image ship"
+        elif problem := difference(first[1], its_image):
+            yield number, f"{problem}, as on {first[0]}: send the same image to all hosts with ddpctl image ship"
 
 
 def _rows(
@@ -310,7 +310,9 @@ def host_report(host: SshHost, output: Output) -> HostReport:
         load=float(load[0]) if len(load) == 2 else None,
         cores=int(load[1]) if len(load) == 2 else None,
         gpus=tuple(map(gpu_report, fact.gpus)),
-        cpu_runs=tuple(CpuRun(run=it.run, node=it.node, since=it.since) for it in fact.claims if not it.gpus),
+        cpu_runs=tuple(
+            CpuRun(run=claim.run, node=claim.node, since=claim.since) for claim in fact.claims if not claim.gpus
+        ),
         waiting=tuple(run for run, _ in fact.tickets),
     )
 

@@ -198,9 +198,9 @@ def _size(project: Project, names: Sequence[str]) -> int:
     return sum(project.sizes[name] for name in names)
 
 
-def check_all(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:
+def check_all(hosts: Sequence[Host], answers: Sequence[Output], problem: str) -> None:
     """Raise UnavailableError or CannotWriteError for the first host on which a command failed."""
     for host, answer in zip(hosts, answers, strict=True):
         if answer.returncode:
             kind = UnavailableError if answer.returncode == UNREACHED else CannotWriteError
-            raise kind(f"{host}: {what}: {answer.last_line()}")
+            raise kind(f"{host}: {problem}: {answer.last_line()}")

@@ -201,15 +201,15 @@ def show(options: SshOptions, nodes: Sequence[tuple[str, int]]) -> str:
     if options.runtime == "none":
         exists = '[ -e "$3" ] && ! flock -n -s "$3" true'
         listing = f"grep -ahsz '^{names.RUN_DIR}=' /proc/[0-9]*/environ | tr '\\0' '\\n'"
-        lefts = [f"{names.RUN_DIR}={path_word(run_path(home, run))}" for run, _ in nodes]
+        markers = [f"{names.RUN_DIR}={path_word(run_path(home, run))}" for run, _ in nodes]
     else:
         exists = '_ddp_remains "$2"'
         listing = f"{options.runtime} ps --all --filter label={RUN_LABEL} --format '{{{{.Names}}}}'"
-        lefts = [shlex.quote(container_name(run, node)) for run, node in nodes]
+        markers = [shlex.quote(container_name(run, node)) for run, node in nodes]
     folder = '"$_ddp_claims"'
     calls = f"echo '{SHOWN}'\n".join(
-        f"_ddp_show {node_path(home, run, node)} {left} {claims.claim_word(folder, run, node)}\n"
-        for (run, node), left in zip(nodes, lefts, strict=True)
+        f"_ddp_show {node_path(home, run, node)} {marker} {claims.claim_word(folder, run, node)}\n"
+        for (run, node), marker in zip(nodes, markers, strict=True)
     )
     return f"""\
 _ddp_claims={claims_folder(home)}

@@ -320,8 +320,10 @@ class SshTarget(Target):
         if len(ready) < len(lost):
             gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
             verb = "is" if len(lost) == 1 else "are"
-            why = "; ".join(f"{host.address}: {choice.why(place)}" for place, host in enumerate(at)) or "there is none"
-            return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({why})"))
+            reasons = (
+                "; ".join(f"{host.address}: {choice.why(place)}" for place, host in enumerate(at)) or "there is none"
+            )
+            return replace(nothing, note=one_line(f"{gone} {verb} lost, and too few spare hosts are ready ({reasons})"))
         taken = [at[place] for place in ready]
         secrets = read_secrets(run.job, self.environ)
         if self.options.project == "sync":
@@ -476,12 +478,12 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
 
     ``address``: the address at which the other hosts reach this host.
     """
-    words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
+    arguments = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     command = partial(Command, host=host, timeout_s=PORT_S, placeholder="<port>")
     if options.runtime == "none":
-        return command(argv=("/bin/sh",), stdin=f"{path_word(options.python)} {' '.join(words)}\n")
+        return command(argv=("/bin/sh",), stdin=f"{path_word(options.python)} {' '.join(arguments)}\n")
     inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.CONFINED)
-    return command(argv=(*inside, "--entrypoint=python3", fact.image_id, *words))
+    return command(argv=(*inside, "--entrypoint=python3", fact.image_id, *arguments))
 
 
 def checkpoint_folder(options: SshOptions, plan: Plan) -> str:

@@ -9,9 +9,9 @@ from accelerate.utils import DataLoaderConfiguration, broadcast_object_list, set
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-asked = []
+signals = []
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: asked.append(number))
+    signal.signal(number, lambda number, frame: signals.append(number))
 # A seedable sampler: the order of an epoch depends on the seed and the number of the epoch only.
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=3))
 set_seed(21)
@@ -50,7 +50,7 @@ while epoch < 3:
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        stop = accelerator.reduce(torch.tensor(len(asked)), reduction="sum").item()
+        stop = accelerator.reduce(torch.tensor(len(signals)), reduction="sum").item()
         if stop:
             save(epoch, batch)
             accelerator.wait_for_everyone()
