@@ -85,7 +85,7 @@ SECRETS = (
         (ConfigError, QUOTA, "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4"),
         (ConfigError, SECRETS, "k8s/rbac-secrets.yaml"),
     ],
-    ids=["refused", "no cluster", "no context", "unknown", "nothing", "two quotas", "secrets"],
+    ids=["refused", "no cluster", "no context", "unknown", "deadline", "nothing", "two quotas", "secrets"],
 )
 def test_an_error_that_was_not_recorded(kind: type[DdpctlError], stderr: str, fact: str) -> None:
     error = error_of(Output(returncode=1, stderr=stderr))
