@@ -1,6 +1,5 @@
 """What several places of the repository must have alike: the version, and the packages of the image."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -30,16 +29,3 @@ def test_the_lock_has_all_packages_of_pyproject() -> None:
     assert packages - locked == {"ddpctl", "torch", "torchvision"}
     entries = [entry for text in files for entry in re.split(r"\n(?=[\w-]+==)", text)]
     assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
-
-
-VAGUE = {"found", "one", "said", "told", "stuff"}
-
-
-def test_no_variable_of_the_programs_has_a_vague_name() -> None:
-    vague = []
-    for path in (*ROOT.glob("cli/**/*.py"), *ROOT.glob("trainer/**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
-            if name in VAGUE:
-                vague.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
-    assert vague == []

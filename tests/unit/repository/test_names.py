@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-VAGUE = {"found", "one", "what", "why", "words", "asked", "said", "told", "left", "there"}
+VAGUE = {"found", "one", "what", "why", "words", "asked", "said", "told", "left", "there", "stuff"}
 ALLOWED = {
     ("trainer/ddpwire/run_files.py", "why"),  # a key of a node's state file
     ("cli/ddpctl/report/charts.py", "left"),  # the edge of a chart, beside its top and its right
