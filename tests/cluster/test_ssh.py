@@ -4,16 +4,18 @@ All tests share one lab. Each box has two GPUs, for which device nodes stand.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import exact
 import pytest
-from tests.cluster.ssh_cluster import Lab, cluster
+from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING
 from tests.e2e.driver import PACED, wait_until
 
@@ -228,3 +230,37 @@ def test_spare_takes_over_node_0_with_nobody_attached(lab: Lab) -> None:
     finally:
         lab.machines[0].plug_in()
         lab.boxes[0].start()
+
+
+def test_secret_reaches_the_ranks_and_no_file_log_or_process_list(lab: Lab) -> None:
+    """The script is in the project, which ddpctl sends."""
+    canary = "canary-7c1f0e"
+    project = lab.folder / "project"
+    project.mkdir()
+    (project / "show.py").write_text(
+        "import hashlib, os, pathlib, time\n"
+        "print(hashlib.sha256(os.environ['TOKEN'].encode()).hexdigest(), flush=True)\n"
+        "while not (pathlib.Path.home() / 'seen').exists():\n    time.sleep(0.1)\n"
+    )
+    lab.write(hosts=addresses(lab, 0), options="    project: sync\n")
+    text = (
+        (lab.folder / "ddpctl.yaml")
+        .read_text()
+        .replace("nodes: 2, gpus: 2, device: cpu}", "gpus: 2, device: cpu, secrets: [TOKEN]}")
+    )
+    (project / "ddpctl.yaml").write_text(text)
+    environ = {**lab.environ(), "TOKEN": canary}
+    launch = lab.laptop.command(*CLI, "launch", "--name", "night")
+    dry = subprocess.run([*launch, "--dry-run", "--", "show.py"], env=environ, cwd=project, capture_output=True,
+                         text=True, timeout=60)  # fmt: skip
+    assert dry.returncode == 0, dry.stderr
+    with (lab.folder / "output.txt").open("wb") as file:
+        launched = subprocess.Popen([*launch, "--", "show.py"], env=environ, cwd=project, stdout=file, stderr=file)
+    digest = hashlib.sha256(canary.encode()).hexdigest()
+    lab.until(launched, lambda: lab.output().count(digest) == 2, "the ranks")
+    processes = subprocess.run(["ps", "axww"], capture_output=True, text=True, timeout=20, check=True).stdout
+    files = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
+    (lab.boxes[0].home / "seen").touch()
+    assert launched.wait(60) == 0, lab.output()
+    assert ("show.py" in processes, canary in processes) == (True, False)
+    assert (files, canary in lab.output(), canary in dry.stdout + dry.stderr) == ([], False, False)

@@ -63,15 +63,6 @@ spec:
     assert statuses(migration)["python prepare.py"] == "not translated"
 
 
-def test_a_hostfile_becomes_hosts(tmp_path: Path) -> None:
-    migration = migrated(tmp_path, "# hosts\nalpha slots=4\nbeta slots=2\n")
-    assert migration.values == {
-        "target.hosts": [{"address": "alpha", "gpus": 4}, {"address": "beta", "gpus": 2}],
-        "job.gpus": [4, 2], "job.nodes": "2", "target.runtime": "none",
-    }  # fmt: skip
-    assert migrated(tmp_path, "alpha slots=4\nbeta slots=4\n").values["job.gpus"] == "4"
-
-
 def test_a_configuration_of_accelerate_is_no_launch(tmp_path: Path) -> None:
     text = "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\nmain_process_port: 29501\nmachine_rank: 0\n"
     migration = migrated(tmp_path, text + "fsdp_config: {fsdp_offload_params: false}\n")

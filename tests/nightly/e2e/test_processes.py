@@ -1,15 +1,12 @@
 """The verbs on a run of eight ranks, a rank's own exit code, and one rank for two GPUs."""
 
 import json
-import os
 import re
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-from tests.e2e.driver import SCRIPTS, ddpctl, is_over, node_log, outcome_of, processes_of, start, status_of, wait_until
+from tests.e2e.driver import SCRIPTS, ddpctl, node_log, outcome_of, processes_of, start, wait_until
 from tests.in_process import ddpctl as in_process
 
 IDLE = str(SCRIPTS / "idle.py")
@@ -97,42 +94,3 @@ def test_one_rank_may_have_two_gpus(tmp_path: Path) -> None:
     assert (status["gpus"], status["ranks"]) == (2, 1)
     (note,) = [line for line in done.stderr.splitlines() if "gloo" in line]
     assert re.search(r"\b1 CPU rank\b", note)
-
-
-def test_a_second_ctrl_c_kills_ranks_that_are_saving(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text((SCRIPTS / "interrupted.py").read_text().replace("sleep(2)", "sleep(200)"))
-    attached = start("launch", "--nodes", "2", "--name", "night", "--", str(script))
-    assert attached.stdout is not None
-    for line_end in ("rank1] ready\n", "rank0] interrupted\n"):
-        while not attached.stdout.readline().endswith(line_end):
-            assert attached.poll() is None
-        if line_end.startswith("rank1"):
-            wait_until(lambda: "ready" in node_log(tmp_path, "night"), "rank 0")
-        os.killpg(attached.pid, signal.SIGINT)
-    output, _ = attached.communicate(timeout=60)
-    assert attached.returncode == 130, output
-    assert "saved" not in node_log(tmp_path, "night")
-    assert processes_of("night") == {}
-    assert status_of("night")["state"] == "stopped"
-
-
-@pytest.mark.parametrize("victim", ["ddpctl", "ddprun", "rank"])
-def test_nothing_is_left_after_sigkill(tmp_path: Path, victim: str) -> None:
-    """Each rank has a child in a session of its own."""
-    (tmp_path / "once.yaml").write_text("job: {max_restarts: 0}\n")
-    options = ("-f", f"{tmp_path}/once.yaml", "--nodes", "2", "--gpus", "2", "--name", "killed")
-    process = start("launch", *options, "--", IDLE)
-    wait_until(lambda: len(ranks_up(tmp_path, "killed", 2)) == 4, "four ranks")
-    wait_until(lambda: all(report["state"]["ranks"] for report in status_of("killed")["node_reports"]), "their records")
-    state = status_of("killed")["node_reports"][0]["state"]
-    pid = {"ddpctl": process.pid, "ddprun": state["pid"], "rank": state["ranks"][1]["pid"]}[victim]
-    os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    wait_until(lambda: is_over("killed"), "the run's end", timeout_s=45)
-    assert process.returncode == (-9 if victim == "ddpctl" else 137)
-    status = status_of("killed")
-    if victim == "rank":
-        assert (status["outcome"]["cause"], status["outcome"]["rank"], status["outcome"]["node"]) == ("killed", 1, 0)
-    if victim == "ddpctl":
-        assert (status["state"], status["code"]) == ("stopped", 143)

@@ -101,6 +101,29 @@ def test_no_output_contains_a_secret(tmp_path: Path) -> None:
     assert migration.values["job.command"] == ("train.py", "--token=[REDACTED]", "--api-key", "[REDACTED]")
 
 
+def test_a_pytorchjob_becomes_a_job_on_kubernetes(tmp_path: Path) -> None:
+    container = {"image": "net:1", "command": ["torchrun", "--nproc_per_node", "2", "train.py"], "args": ["--lr", "1"]}
+    container["resources"] = {"limits": {"nvidia.com/gpu": 2, "cpu": 8}}
+    replica = {"replicas": 1, "template": {"spec": {"nodeSelector": {"gpu": "a100"}, "containers": [container]}}}
+    spec = {"runPolicy": {"backoffLimit": 3}, "pytorchReplicaSpecs": {"Master": replica, "Worker": {"replicas": 3}}}
+    migration = migrated(tmp_path, yaml.safe_dump({"kind": "PyTorchJob", "metadata": {"name": "net"}, "spec": spec}))
+    assert migration.values == {
+        "target.workload": "pytorchjob", "job.name": "net", "job.nodes": "4", "target.master": True, "job.gpus": "2",
+        "job.cpus": "8", "job.image": "net:1", "job.command": ("train.py", "--lr", "1"),
+        "target.pod": {"spec": {"nodeSelector": {"gpu": "a100"}}},
+    }  # fmt: skip
+    assert statuses(migration)["spec.runPolicy.backoffLimit=3"] == "no counterpart"
+
+
+def test_a_hostfile_becomes_hosts(tmp_path: Path) -> None:
+    migration = migrated(tmp_path, "# hosts\nalpha slots=4\nbeta slots=2\n")
+    assert migration.values == {
+        "target.hosts": [{"address": "alpha", "gpus": 4}, {"address": "beta", "gpus": 2}],
+        "job.gpus": [4, 2], "job.nodes": "2", "target.runtime": "none",
+    }  # fmt: skip
+    assert migrated(tmp_path, "alpha slots=4\nbeta slots=4\n").values["job.gpus"] == "4"
+
+
 COMMANDS: list[tuple[str, dict[str, Any]]] = [
     ("srun python -u train.py", {"job.gpus": "1", "job.command": ("train.py",)}),
     ("/envs/a/bin/torchrun --nproc-per-node 2 t.py",

@@ -1,14 +1,17 @@
 """The store at node 0: one that falls silent, how many calls nodes make to it, and what is left of a client."""
 
 import contextlib
+import gc
 import json
 import socket
 import threading
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.fixtures.nodes import until
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from ddprun.nodes.consensus import Consensus, LivenessTracker
@@ -173,3 +176,22 @@ def test_a_report_waits_while_another_call_of_the_store_takes_long():
     own.node_0_lost = True  # its threads end
     assert decision is not None
     assert decision.outcome.code == 0
+
+
+def test_a_store_client_that_is_no_longer_used_leaves_no_thread_and_no_socket() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    client = stores.connect("127.0.0.1", server.port)
+    client.set("a", "b")
+    del client
+    gc.collect()
+    threads, descriptors = threading.active_count(), num_descriptors()
+    for _ in range(5):
+        client = stores.connect("127.0.0.1", server.port)
+        client.set("a", "b")
+        del client
+        gc.collect()
+    until(lambda: threading.active_count() <= threads and num_descriptors() <= descriptors)
+
+
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
