@@ -1,6 +1,7 @@
 """Ranks near their GPUs: the plan on a machine out of files, and real ranks on real cores."""
 
 import os
+import resource
 
 import pytest
 from tests.contract.ddprun.test_ranks import check_shares_of_cores
@@ -97,12 +98,13 @@ def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
 
 
 @pytest.mark.parametrize(
-    ("changes", "local_world_size", "device", "facts"),
+    ("limits", "num_gpus", "local_world_size", "device", "facts"),
     [
-        ({"memlock_bytes": 65536}, 1, "", ()),
-        ({"has_infiniband": True, "infiniband_error": "no uverbs0"}, 1, "", ()),
-        ({"num_gpus": 2, "gpu_problems": ("GPU 1 is lost", "GPU 2")}, 2, "cuda", ("GPU 1", "GPU 2")),
+        ({resource.RLIMIT_MEMLOCK: 65536}, 0, 1, "", ()),
+        ({"infiniband": True, "error": "no uverbs0"}, 0, 1, "", ()),
     ],
 )
-def test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts):
-    test_affinity.test_each_warning_about_the_machine_is_a_line(changes, local_world_size, device, facts)
+def test_each_warning_about_the_machine_is_a_line(limits, num_gpus, local_world_size, device, facts, monkeypatch):
+    test_affinity.test_each_warning_about_the_machine_is_a_line(
+        limits, num_gpus, local_world_size, device, facts, monkeypatch
+    )

@@ -21,7 +21,7 @@ from ddprun.system.errors import NodeError
         (["--join-timeout", "nan"], {}, "--join-timeout 'nan'"),
         (["--local-ranks-filter", "0,"], {}, "--local-ranks-filter '0,'"),
         (["--debug-rank", "-1"], {}, "--debug-rank '-1'"),
-        (["--debug-rank", "8"], TWO, "--debug-rank '8'"),
+        (["--debug-rank", "8"], {}, "--debug-rank '8'"),
     ],
 )
 def test_a_value_out_of_range_is_refused(argv, environ, named):
