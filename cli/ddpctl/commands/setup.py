@@ -13,7 +13,7 @@ import typer
 
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError, writing
 from ddpctl.operations.launcher import open_context
-from ddpctl.text import cut, table
+from ddpctl.text import counted, cut, table
 from ddpwire.version import __version__
 
 FROM = "Translate this file: an sbatch script, PyTorchJob, TrainJob, hostfile, accelerate or docker-compose file."
@@ -59,6 +59,8 @@ def init(
             context.emit(f"wrote {path}: no launch, because {source} names no script: write it as command, or after --")
             return
     hint = "to run the job in it, use ddpctl launch; to see only what would run, use ddpctl launch --dry-run"
+    if source and (number := migration.count_unknown()):
+        hint = f"first write its {counted(number, 'unknown value')}, which its comments name; then {hint}"
     context.emit(f"wrote {path}: {hint}")
 
 

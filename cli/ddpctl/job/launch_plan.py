@@ -15,6 +15,7 @@ from ddpwire import names
 from ddpwire.run_files import NOTICE_EVENTS, STORE_SECRET
 
 TRAINER = ("-m", "ddptrain")
+VARIABLE = re.compile(r"\$(\{)?[A-Za-z_]\w*(?(1)\})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +115,13 @@ def unused_gpus(job: JobSpec) -> str:
 
 
 def unexpanded(job: JobSpec) -> str:
-    """Return a warning if a value of ``job.env`` refers to a variable or a home folder, else an empty string."""
-    names = [name for name, value in job.env.items() if re.search(r"\$(\{)?[A-Za-z_]\w*(?(1)\})|(^|:)~/", value)]
-    if not names:
-        return ""
-    return f"env: {', '.join(names)}: no shell expands $ and ~: write the whole value"
+    """Return a warning if ``job.env`` or an argument refers to a variable, or ``job.env`` to a home folder, else an
+    empty string. Of an argument, only the variables are shown, because the rest may be secret.
+    """
+    env = [name for name, value in job.env.items() if re.search(rf"{VARIABLE.pattern}|(^|:)~/", value)]
+    command = dict.fromkeys(match[0] for argument in job.command for match in VARIABLE.finditer(argument))
+    found = [f"{key}: {', '.join(names)}" for key, names in (("env", env), ("command", command)) if names]
+    return f"{'; '.join(found)}: no shell expands $ and ~: write the whole value" if found else ""
 
 
 def command_line(job: JobSpec) -> str:

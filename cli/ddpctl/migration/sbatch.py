@@ -61,7 +61,7 @@ SBATCH: Table = {
     "no-requeue": key("target.requeues", "0", lambda _: "0"), "requeue": ours("requeues is 20"),
     "output, error, open-mode": ours("each run has its own folder: ddpctl logs"),
     "get-user-env": ours("sbatch passes your environment on"), "mail-*": without("ddpctl sends no mail"),
-    "signal": key("job.stop_signal", "and grace, the seconds", _stop_signal),
+    "signal": key("job.stop_signal", "its seconds become job.grace", _stop_signal),
     "image, module": without("shifter is no runtime of ddpctl"),
     "dependency": without("after takes the name of a run, not the number of a job"),
     "*": key("target.extra", convert=lambda value: (value,)),
@@ -181,7 +181,7 @@ class Reader:
             else:
                 self._tool(statement, argv)
             for name in self.variables.defaults:
-                meaning = unknown("its default is taken", note="your environment may have another value")
+                meaning = key("its default", "your environment may have another value")
                 self.migration.note(statement.line, f"${name}", meaning)
             self.variables.defaults.clear()
         best = max(launches, key=lambda launch: launch[0], default=None)

@@ -88,7 +88,8 @@ class Migration:
             return self.note(line, text, unknown(meaning.text) if meaning.status == "became" else meaning)
         keys = meaning.convert(value)
         for key_name, part in keys.items() if isinstance(keys, dict) else [(meaning.text, keys)]:
-            self.add(line, text, key_name, self.numbers.get(key_name, part), meaning.note)
+            note = meaning.note if key_name == meaning.text else ""
+            self.add(line, text, key_name, self.numbers.get(key_name, part), note)
         return None
 
     def variable(self, line: int, name: str, value: str, *, otherwise: Meaning | None = None) -> None:
@@ -133,6 +134,10 @@ class Migration:
         if options.keys() >= set(required(cls)) and hasattr(cls, "problems"):
             problems += cls(**options).problems(JobSpec(**job))
         return [f"{name}: {text}" for name, text in (*problems, *JobSpec(**job).problems())]
+
+    def count_unknown(self) -> int:
+        """Return the number of values that the user must write."""
+        return sum(meaning.status == "unknown" for _, _, meaning in dict.fromkeys(self.settings))
 
     def rows(self, *, is_file: bool = False) -> list[tuple[str, str, str]]:
         """Return the line, the text and the meaning of each setting, in the order of the file, without secrets.

@@ -198,8 +198,40 @@ def test_init_writes_a_file_that_renders_and_never_overwrites_it(tmp_path: Path)
     assert {"#SBATCH --nodes=2", "#SBATCH --time=1-12:00:00", "#SBATCH --mem=380928M"} <= set(
         rendered.stdout.splitlines()
     )
+    assert ("$SCRATCH" in rendered.stderr, rendered.stderr.count("\n")) == (True, 1)
     again = in_process("init", "--from", "job.sbatch", cwd=tmp_path)
     assert (again.returncode, (tmp_path / "ddpctl.yaml").read_text()) == (Exit.USAGE, text)
+
+
+@pytest.mark.parametrize(
+    ("command", "fact"),
+    [
+        ("train.py --lr $LR --out=$OUT", "first write its 2 unknown values"),
+        ("train.py --lr $LR", "first write its 1 unknown value,"),
+        ("train.py --lr 0.1 --out ${OUT:-here}", "to run the job in it"),
+    ],
+)
+def test_the_last_line_of_init_counts_the_values_to_write_before_a_launch(
+    command: str, fact: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\nsrun python {command}\n")
+    done = in_process("init", "--from", "job.sh", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert_names(done.stderr, fact, "ddpctl launch")
+    assert ("unknown" in done.stderr) == ("unknown" in fact)
+
+
+OF_SEVERAL_KEYS: list[tuple[str, list[str]]] = [
+    ("signal=B:USR1@120", ["job.stop_signal, its seconds become job.grace", "job.grace"]),
+    ("gres=gpu:a100:4,nvme:1",
+     ["job.gpus, requested by gres", "target.gpu_type", "target.gpu_request", "target.extra"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "rows"), OF_SEVERAL_KEYS, ids=[option for option, _ in OF_SEVERAL_KEYS])
+def test_a_note_is_in_the_row_of_its_own_key(option: str, rows: list[str], tmp_path: Path) -> None:
+    migration = migrated(tmp_path, f"#!/bin/bash\n#SBATCH --{option}\n")
+    assert [became for _, _, became in migration.rows()] == rows
 
 
 def test_a_file_without_a_script_says_that_nothing_is_launched(tmp_path: Path) -> None:

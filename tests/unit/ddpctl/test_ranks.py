@@ -147,6 +147,15 @@ def test_a_value_that_only_a_shell_would_expand_is_named(value: str, *, warns: b
     assert ("LD_LIBRARY_PATH" in warning, "OTHER" in warning) == (warns, False)
 
 
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [("$LR", "$LR"), ("--out=secret99/${OUT}/$RUN", "${OUT}, $RUN"), ("^a$", ""), ("$1", ""), ("$(HOSTNAME)", "")],
+)
+def test_an_argument_that_only_a_shell_would_expand_is_named(argument: str, named: str) -> None:
+    warning = unexpanded(replace(JOB, command=("train.py", "--lr", argument)))
+    assert warning == (f"command: {named}: no shell expands $ and ~: write the whole value" if named else "")
+
+
 PODS = JobSpec(name="digits", nodes="3", gpus=4, command=("train.py", "--note", "$(HOSTNAME) $$"), time_limit="12h")
 ELASTIC_PODS = replace(PODS, nodes="2:3")
 

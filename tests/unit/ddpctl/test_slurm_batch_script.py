@@ -54,6 +54,15 @@ def test_extra_options_whose_variables_are_unset_are_repeated_on_srun(runtime: R
     assert ({*own} <= {*step.argv}, "--mail-type=END" in step.argv, "SLURM_HINT" in step.env) == (True, False, False)
 
 
+@pytest.mark.parametrize("given", [{}, {"RUN_DIR": "mine"}], ids=["default", "RUN_DIR"])
+def test_the_runs_of_the_target_hold_the_run_unless_it_has_a_folder(given: dict[str, str], stand_ins: StandIns) -> None:
+    runs = stand_ins.folder / "it's} $HOME"
+    done = stand_ins.run(JOB, SlurmOptions(runs=str(runs)), **given)
+    assert done.code == 0, done.output
+    folder = stand_ins.folder / "mine" if given else runs / "train-4711"
+    assert {call.env["DDP_RUN_DIR"] for call in done.of("ddprun")} == {str(folder)}
+
+
 def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: StandIns) -> None:
     done = stand_ins.run(JOB, SlurmOptions(), PET_NODE_RANK="7", SLURM_NTASKS="9", DDP_LIFELINE_FD="3")
     run_dir = f"{stand_ins.folder}/runs/train-4711"

@@ -1,5 +1,7 @@
 """The target slurm: what is checked before a job is sent, the command lines of its verbs, and the states of a job."""
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.queue import read_answers
 from ddpctl.targets.slurm.target import SlurmTarget
+from ddpwire.exits import Exit
 
 UID = "1f2a3b4c5d6e"
 JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("ddptrain",))
@@ -68,6 +71,27 @@ def test_a_login_node_has_folders_of_its_own() -> None:
     resumed = replace(PLAN, name="night-2", folder="/r/night-2", checkpoint_dir="/r/night/checkpoints")
     _, submission = submit(options=options, plan=resumed)
     assert submission.checkpoint_dir == f"{run_dir}/checkpoints"
+
+
+def test_render_uses_the_folders_of_the_target(tmp_path: Path) -> None:
+    project = tmp_path / "its project"
+    project.mkdir()
+
+    def render(**folders: object) -> tuple[int, str, str]:
+        target = {"kind": "slurm", "runs": "/srv/runs", **folders}
+        text = {"job": {"command": ["train.py"]}, "target": "hpc", "targets": {"hpc": target}}
+        (tmp_path / "ddpctl.yaml").write_text(json.dumps(text))
+        done = ddpctl("render", cwd=tmp_path, PATH=os.defpath)
+        return done.returncode, done.stdout, done.stderr
+
+    code, _, message = render(workdir=str(project))
+    assert (code, message) == (Exit.NO_INPUT, f"ddpctl: train.py: no such script in {project}\n")
+    (project / "train.py").touch()
+    code, script, _ = render(workdir=str(project))
+    assert (code, f"#SBATCH --chdir='{project}'\n" in script, ":-/srv/runs/" in script) == (0, True, True)
+    for folders in ({"workdir": "/none/here"}, {"workdir": "/none/here", "login": "hpc"}):  # unknown is no failure
+        code, script, _ = render(**folders)
+        assert (code, "#SBATCH --chdir=/none/here\n" in script) == (0, True)
 
 
 def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:

@@ -68,6 +68,7 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
     lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
     if not PurePath(plan.folder).is_absolute():  # else ddpctl launch gives sbatch the log
         lines += "\n#SBATCH --output=%x-%j.log"
+        lines += f"\n#SBATCH --chdir={shlex.quote(options.workdir)}" if options.workdir else ""
     return f"""\
 #!/usr/bin/env bash
 # {title(plan.job)}, with one ddprun per node. Rendered by ddpctl render; its slurm/README.md explains
@@ -83,6 +84,8 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
     name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
     run_dir = '_ddp_dir=$(realpath -ms -- "${RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$_ddp_run}")'
+    if options.runs:
+        run_dir = f"RUN_DIR=${{RUN_DIR:-{shlex.quote(options.runs)}/$_ddp_run}}\n{run_dir}"
     if rendered:
         name, run_dir = f"_ddp_run={plan.name}", f"_ddp_dir={shlex.quote(plan.folder)}"
     checkpoints = f"${names.RUN_DIR}/{CHECKPOINTS}"

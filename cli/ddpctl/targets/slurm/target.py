@@ -76,14 +76,14 @@ class SlurmTarget(Target):
         return render_script(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Check that the training script is on this machine.
+        """Check that the training script is in the project's folder on this machine.
 
-        Do nothing if the script is on a login node or may be in the image.
+        Do nothing if that folder is not on this machine, or the script may be in the image.
         """
         path = PurePath(script_of(plan.job.command) or "")
         in_image = self.options.runtime != "none" and path.is_absolute()
         if self._host is None and not in_image:
-            yield from find_script(plan)
+            yield from find_script(replace(plan, cwd=self.options.workdir or plan.cwd))
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
