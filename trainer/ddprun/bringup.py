@@ -152,7 +152,8 @@ def route_signals(node: StartedNode, stop: Stop, series: metrics.NodeSeries) -> 
         name = signal.Signals(number).name
         series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=name)
         facts: dict[str, Any] = {"reason": reason} if reason else {"signal": name}
-        journal.emit("signal", **facts, **({"sent": signal.Signals(sent).name} if sent else {}))
+        facts |= {"sent": signal.Signals(sent).name} if sent else {}
+        journal.emit("signal", **facts)
 
     def on_stop(number: int) -> None:
         series.state("stopping")

@@ -46,7 +46,8 @@ KINDS: Mapping[str, str] = {
     "recovered": "Training continues after a restart. Keys: seconds (since the failure), steps_lost.",
     "signal": (
         "ddprun received a signal that requests a stop, or a signal for the ranks, or requests a stop itself. Keys: "
-        "signal (the received one) or reason (of ddprun itself), sent (the signal that the ranks get; not of a second stop)."
+        "signal (the received one) or reason (of ddprun itself), sent (the signal that the ranks get; not of a second "
+        "stop)."
     ),
     "checkpoint_copied": (
         "This node has copied node 0's checkpoints. Keys: step, seconds (duration), bytes (received)."
