@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
@@ -148,19 +148,22 @@ def route_signals(node: StartedNode, stop: Stop, series: metrics.NodeSeries) -> 
     """From now on, when ddprun receives a signal, forward it to the ranks."""
     config, journal, signals = node.config, node.journal, node.signals
 
-    def record(number: int) -> None:
-        series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
-        journal.emit("signal", signal=signal.Signals(number).name)
+    def record(number: int, sent: int = 0, reason: str = "") -> None:
+        name = signal.Signals(number).name
+        series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=name)
+        facts: dict[str, Any] = {"reason": reason} if reason else {"signal": name}
+        facts |= {"sent": signal.Signals(sent).name} if sent else {}
+        journal.emit("signal", **facts)
 
     def on_stop(number: int) -> None:
         series.state("stopping")
         journal.update(state="stopping")
-        record(number)
+        record(*((number,) if stop.requested else (number, stop.sent_for(number), signals.stop_reason)))
         stop.reason = signals.stop_reason
         stop.request(number, leaves=config.is_replaced and number == signal.SIGTERM and not stop.reason)
 
     def on_forward(number: int) -> None:
-        record(number)
+        record(number, number)
         stop.forward(number)
 
     signals.on_stop, signals.on_forward = on_stop, on_forward

@@ -44,7 +44,11 @@ KINDS: Mapping[str, str] = {
     ),
     "restart": "All ranks are about to be restarted. Keys: reason (as in ddp_restarts_total).",
     "recovered": "Training continues after a restart. Keys: seconds (since the failure), steps_lost.",
-    "signal": "ddprun received a signal that requests a stop, or a signal for the ranks. Keys: signal (its name).",
+    "signal": (
+        "ddprun received a signal that requests a stop, or a signal for the ranks, or requests a stop itself. Keys: "
+        "signal (the received one) or reason (of ddprun itself), sent (the signal that the ranks get; not of a second "
+        "stop)."
+    ),
     "checkpoint_copied": (
         "This node has copied node 0's checkpoints. Keys: step, seconds (duration), bytes (received)."
     ),

@@ -46,7 +46,7 @@ File = Annotated[
 ]
 PROGRAM = (
     "Your script (or -m MODULE) and its arguments, as for torchrun. Without a script, ddptrain runs and gets the "
-    "arguments, for example ddpctl launch -- --epochs 3 (see ddptrain --help)."
+    "arguments, for example -- --epochs 3 (see ddptrain --help)."
 )
 
 # The flags of launch and render. A flag whose name is that of a field of JobSpec or of an option of a target sets this

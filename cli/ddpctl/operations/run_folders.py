@@ -87,7 +87,13 @@ def _read(folder: Path) -> Run | None:
             times.append(state.started)
         num_ranks = max(num_ranks, len(ranks))
     kind, _ = targets.default_kind({})  # of a run that was started without a scheduler
-    handle: dict[str, object] = {"by_hand": True, "dir": str(folder), "hosts": [_host(path) for _, path in nodes]}
+    handle: dict[str, object] = {
+        "by_hand": True,
+        "dir": str(folder),
+        "hosts": [_fact(path, "host") for _, path in nodes],
+    }
+    script = next((text for _, path in nodes if (text := _fact(path, "script")) != UNKNOWN), UNKNOWN)
+    command = ("-m", script.removeprefix("-m ")) if script.startswith("-m ") else (script,)
     if starts:
         kind, handle["job"] = starts[-1].launcher, starts[-1].job
     if tasks:
@@ -98,7 +104,7 @@ def _read(folder: Path) -> Run | None:
         target=kind,
         kind=kind,
         options={},
-        job=JobSpec(nodes=str(1 + max((number for number, _ in nodes), default=0)), gpus=num_ranks, command=(UNKNOWN,)),
+        job=JobSpec(nodes=str(1 + max((number for number, _ in nodes), default=0)), gpus=num_ranks, command=command),
         cwd=str(folder),
         folder=str(folder),
         checkpoint_dir=str(folder / CHECKPOINTS),
@@ -121,9 +127,9 @@ def _text(path: Path) -> str:
     return ""
 
 
-def _host(node: Path) -> str:
+def _fact(node: Path, key: str) -> str:
     with suppress(ValueError, RecursionError):
         facts = json.loads(_text(node / ENVIRONMENT))
-        if isinstance(facts, Mapping):
-            return str(facts.get("host", UNKNOWN))
+        if isinstance(facts, Mapping) and isinstance(fact := facts.get(key), str):
+            return fact or UNKNOWN
     return UNKNOWN

@@ -391,9 +391,9 @@ def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
     for event in events:
         if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):
             continue
-        key = (event.event, event.attempt, event.facts.get("signal"))
+        key = (event.event, event.attempt, event.facts.get("signal"), event.facts.get("reason"))
         if event.event in OF_ALL and any(
-            key == (other.event, other.attempt, other.facts.get("signal"))
+            key == (other.event, other.attempt, other.facts.get("signal"), other.facts.get("reason"))
             and event.time - other.time < SAME_S
             and (event.event != "node_started" or event.node != other.node)
             for other in listed
@@ -425,7 +425,9 @@ def describe_event(event: Event) -> str:
         case "straggler_gone":
             return f"{who} is as fast as the others again"
         case "signal":
-            return f"{facts.get('signal', 'a signal')} was received"
+            what, sent = facts.get("signal", "a signal"), facts.get("sent")
+            happened = facts.get("reason", f"{what} was received")
+            return f"{happened}; the ranks get {sent}" if sent not in (None, what) else str(happened)
         case "checkpoint_failed" | "resumed_apart":
             failed = "a checkpoint could not be written: " * (event.event == "checkpoint_failed")
             return f"{failed}{facts.get('message', '')}"

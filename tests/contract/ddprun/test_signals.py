@@ -5,10 +5,11 @@ import signal
 import time
 
 import pytest
+from tests.messages import assert_names
 
 from ddprun.ranks.termination import SAME_REQUEST_S
 from ddpwire import log_record
-from ddpwire.events import EVENTS
+from ddpwire.events import EVENTS, read_events
 from ddpwire.run_files import Outcome
 
 
@@ -162,3 +163,18 @@ def test_ranks_save_before_the_deadline(runs):
     assert node.log(0) in ("", "ready\nsaved on SIGTERM\n")  # on a busy machine no rank may be ready by then
     assert (node.outcome().cause, node.outcome().code, node.outcome().retry) == ("stopped", 143, True)
     assert any("DDP_DEADLINE" in line for line in node.messages())
+
+
+@pytest.mark.parametrize("by", ["deadline", "SIGTERM"])
+def test_a_stop_is_named_by_what_reached_ddprun_and_by_what_the_ranks_get(runs, by):
+    env = {"DDP_DEADLINE": "25"} if by == "deadline" else {}
+    node = runs.start("act.py", "all=save", options=("--grace", "10", "--stop-signal", "USR2"), env=env)
+    runs.wait_until_ready(node)
+    if by == "SIGTERM":
+        node.process.terminate()
+    assert node.end() == 140
+    (event,) = [event for event in read_events("", (node.folder / EVENTS).read_text()) if event.event == "signal"]
+    assert (event.facts["sent"], event.facts.get("signal")) == ("SIGUSR2", None if by == "deadline" else by)
+    (line,) = [line for line in node.messages() if "SIGUSR2" in line and "10 s" in line]
+    assert_names(line, by)
+    assert_names(node.outcome().message, by, "SIGUSR2")

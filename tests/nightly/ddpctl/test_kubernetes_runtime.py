@@ -21,7 +21,7 @@ def test_a_runtime_that_may_not_be_read_is_an_error_that_names_the_right() -> No
     with pytest.raises(DdpctlError) as error:
         submit({NAME: forbidden}, commands=commands)
     assert not any(command.starts for command in commands)
-    assert_names(error.value, NAME, "dry run", "get clustertrainingruntimes", "ClusterRole")
+    assert_names(error.value, NAME, "dry run", 'get resource "clustertrainingruntimes"', "ClusterRole")
 
 
 @pytest.mark.parametrize(

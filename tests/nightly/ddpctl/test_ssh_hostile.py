@@ -33,7 +33,7 @@ DUMP = (
 
 
 @settings(max_examples=40, deadline=None)
-@given(words=st.lists(TEXT, max_size=4), env=st.dictionaries(NAMES, TEXT, max_size=4))
+@given(arguments=st.lists(TEXT, max_size=4), env=st.dictionaries(NAMES, TEXT, max_size=4))
 def test_arguments_and_environment_arrive(arguments: list[str], env: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(prefix="it's a $HOME ") as name:
         home = Path(name)

@@ -217,6 +217,22 @@ def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path
     assert run_folders.is_by_hand(alone)
 
 
+@pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("a b.py", ("a b.py",)),
+        ("-m pkg.mod", ("-m", "pkg.mod")),
+        (None, ("unknown",)),
+        (7, ("unknown",)),
+        ("", ("unknown",)),
+    ],
+)
+def test_the_program_of_a_run_of_ddprun_is_known(tmp_path: Path, script: object, command: tuple[str, ...]) -> None:
+    path = node(tmp_path / "a", 1) / "environment.json"
+    path.write_text(json.dumps({"host": "n0", "script": script} if script is not None else {"host": "n0"}))
+    assert runs_in(tmp_path)["a"].job.command == command
+
+
 def test_a_folder_that_has_no_run_is_named(tmp_path: Path) -> None:
     for call in (run_folders.load, run_folders.load_all):
         with pytest.raises(NoInputError, match=str(tmp_path / "nowhere")):

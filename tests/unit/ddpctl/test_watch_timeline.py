@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 from types import MappingProxyType
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.job.spec import JobSpec
@@ -16,6 +17,7 @@ from ddpctl.watch.timeline import (
     Timeline,
     describe_event,
     phase_spans,
+    timeline_events,
 )
 from ddpwire.events import Event
 from ddpwire.history import Row
@@ -95,6 +97,20 @@ def test_a_stop_that_was_asked_for_is_no_loss() -> None:
     asked_for = describe_event(event(150, "failed", cause="stopped", message="stopped by SIGTERM"))
     lost = describe_event(event(150, "failed", cause="killed", message="rank 0 on node 0 was killed by SIGKILL"))
     assert ["failed" in text for text in (asked_for, lost)] == [False, True]
+
+
+def test_a_stop_is_named_by_what_reached_ddprun_and_by_what_the_ranks_get() -> None:
+    deadline = event(150, "signal", reason="the run's deadline is near", sent="SIGUSR2")
+    asked = event(160, "signal", signal="SIGTERM", sent="SIGUSR2")
+    before, same = event(150, "signal", signal="SIGTERM"), event(150, "signal", signal="SIGTERM", sent="SIGTERM")
+    assert "SIGTERM" not in describe_event(deadline)
+    for described, named in ((deadline, ("deadline", "SIGUSR2")), (asked, ("SIGTERM", "SIGUSR2"))):
+        assert_names(describe_event(described), *named)
+    assert describe_event(before) == describe_event(same)  # a record of an earlier version
+    assert timeline_events([deadline, replace(deadline, node=1), replace(asked, time=150.1)]) == (
+        deadline,
+        replace(asked, time=150.1),
+    )
 
 
 def timeline(events: list[Event], spans: tuple[Span, ...], status: RunStatus) -> Timeline:

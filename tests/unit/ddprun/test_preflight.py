@@ -42,9 +42,25 @@ def test_the_inventory_has_the_packages_that_python_finds_first(tmp_path, monkey
     for folder in ("a/torch-2.10.0+cpu.dist-info", "b/torch-2.9.0.dist-info", "b/NVIDIA_ml_py-13.1.dist-info"):
         (tmp_path / folder).mkdir(parents=True)
     config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
+    node_facts.read_facts(config, {})  # imports torch, which the next line hides
     monkeypatch.setattr(sys, "path", [f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/c.zip", ""])
     assert node_facts.inventory(config, {})["packages"] == "nvidia-ml-py==13.1 torch==2.10.0+cpu"
     assert "packages" not in node_facts.inventory(config, {names.IMAGE: "train:1"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "script"),
+    [
+        (("a b.py", "--token", "s3cret"), "a b.py"),
+        (("-m", "pkg.mod", "s3cret"), "-m pkg.mod"),
+        (("--run-path", "a.py", "s3cret"), "a.py"),
+        (("--no-python", "./train.sh", "s3cret"), "./train.sh"),
+    ],
+)
+def test_the_inventory_has_the_script_without_its_arguments(arguments, script):
+    config = node_config.read_config(options.parse([*arguments]), {}, lambda _: 1)
+    assert node_facts.inventory(config, {})["script"] == script
+    assert "s3cret" not in str(node_facts.inventory(config, {}))
 
 
 def environment_of_a_rank(base, *flags):

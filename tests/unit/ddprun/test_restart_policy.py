@@ -68,6 +68,8 @@ LAUNCHER_ENDED = "the ddpctl process that started the run has ended"
         (failure(1, error="ValueError: bad 17"), 1, "error", False, "ValueError: bad 17"),
         (failure(143, **TERM, error="ddptrain: lost the other ranks"), 143, "stopped", True, "SIGTERM"),
         (failure(143, rank=2, stopped_for=2), 143, "stopped", True, "rank 2"),
+        (failure(140, **TERM), 140, "stopped", True, "SIGUSR2"),
+        (failure(138, **TERM, stop_reason="of a deadline"), 138, "stopped", True, "SIGUSR1"),
         (failure(138, rank=1), 138, "stopped", True, "SIGUSR1"),
         (failure(140, rank=1), 140, "stopped", True, "SIGUSR2"),
         (KILLED, 137, "killed", True, "SIGKILL"),

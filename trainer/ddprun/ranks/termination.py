@@ -159,8 +159,15 @@ class Stop:
         with self.starting:
             if self._workers.alive:
                 later = f" after {self._same_request_s:g} s" if self._same_request_s > 1 else ""
-                self._log(f"{name}: the ranks have {self._grace_s:g} s to end; a second {name}{later} kills them")
-            self._signal_ranks(self.signal if number == signal.SIGTERM else number, self._grace_s)
+                kills, sent = "a" if self.reason else "a second", signal.Signals(self.sent_for(number)).name
+                get = f" get {sent} and" if sent != name else ""
+                what = f"{self.reason or name}: the ranks{get} have {self._grace_s:g} s to end"
+                self._log(f"{what}; {kills} {name}{later} kills them")
+            self._signal_ranks(self.sent_for(number), self._grace_s)
+
+    def sent_for(self, number: int) -> int:
+        """Return the signal that the ranks get after a request by the signal ``number``."""
+        return self.signal if number == signal.SIGTERM else number
 
     def forward(self, number: int) -> None:
         """Forward a signal to the ranks."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from ddprun.settings.node_config import NodeConfig
+from ddprun.settings.node_config import RUN_PATH, NodeConfig
 from ddprun.system import machine
 from ddpwire import names
 from ddpwire.machine import GIB, usable_cores
@@ -135,6 +135,13 @@ def _script_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
     return rest[2:] if rest[0] == "-m" else rest[1:]
 
 
+def _script(command: tuple[str, ...]) -> str:
+    """Return the script or ``-m module``, without its arguments, which may contain a secret."""
+    rest = command[1:] if Path(command[0]).name.startswith("python") else command
+    rest = rest[2:] if rest[:2] == RUN_PATH else rest
+    return " ".join(rest[: 2 if rest[:1] == ("-m",) else 1])
+
+
 def summarize_builds(facts: Mapping[str, str]) -> str:
     """Return the builds and their versions in one line."""
     builds = ("torch", "NCCL", "driver", "python", "image")
@@ -184,6 +191,7 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
         "GPUs": machine.ask_nvml(_describe_gpus, "") or "none found by NVML",
         "ddpctl": __version__,
         "number of ranks": str(config.local_world_size),
+        "script": _script(config.command),
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
     facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need

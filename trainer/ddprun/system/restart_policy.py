@@ -111,7 +111,7 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
     after = f", after {ranks} had exited with 0" if may_follow else ""
     how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
     message = f"{who} {how}{after}"
-    stopped = describe_stop(failure.stopped_by, failure.stop_reason)
+    stopped = describe_stop(failure.stopped_by, failure.stop_reason, failure.status)
     if failure.rank is None and not (failure.unstarted or failure.setup):
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun stopped responding"
         if failure.node == 0:
@@ -153,9 +153,14 @@ def outcome_of(failure: Failure, *, attempt: int, exited: Sequence[int] = ()) ->
     )
 
 
-def describe_stop(number: int, reason: str = "") -> str:
-    """Describe why a node was stopped: by the signal ``number``, or by ddprun itself for ``reason``."""
-    return f"stopped because {reason}" if reason else f"stopped by {_signal_name(number)}"
+def describe_stop(number: int, reason: str = "", status: int = 0) -> str:
+    """Describe why a node was stopped: by the signal ``number``, or by ddprun itself for ``reason``.
+
+    If the ``status`` of a rank shows that ``--stop-signal`` replaced SIGTERM, also name the signal that the ranks got.
+    """
+    replaced = number == signal.SIGTERM and status in (Exit.SAVED_USR1, Exit.SAVED_USR2)
+    sent = f", with {STOP_CODES[status]} to the ranks" if replaced else ""
+    return f"stopped because {reason}{sent}" if reason else f"stopped by {_signal_name(number)}{sent}"
 
 
 def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
