@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
 RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
-ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monitor_workers; it must not be 0
+ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monitor_workers; it refuses 0
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended
 NO_GROUP_S = 20.0  # most scripts create their process group earlier, because torch is imported already
@@ -143,7 +143,7 @@ class NodeAgent(SimpleElasticAgent):
                 if is_store_lost and self._node.config.replaces_node_0:
                     self._rendezvous_handler.join_anew()
                     self._node.journal.update(master=self._rendezvous_handler.master)
-                    if self.copies:
+                    if self.copies:  # they use the store of the lost node 0
                         self.copies.close()
                     self.copies = self._start_copies(self._node.route.own)
                     self.consensus = self._start_consensus(self.consensus.history)
@@ -153,7 +153,7 @@ class NodeAgent(SimpleElasticAgent):
                 if not self._node.config.replaces_node_0:
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
-                is_store_lost = self._rendezvous_handler.is_store_lost()
+                is_store_lost = self._rendezvous_handler.is_store_lost()  # else meet again in the same store
         # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py).
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
@@ -220,7 +220,7 @@ class NodeAgent(SimpleElasticAgent):
             node.journal.update(runtime=str(node.folder.runtime.path))
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
         self._world_size = world_size = worker_group.workers[0].world_size
-        self._waits_for_resumes = world_size > 1
+        self._waits_for_resumes = world_size > 1  # a single rank cannot differ from another one
         self._check_world_size()
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
@@ -286,6 +286,7 @@ class NodeAgent(SimpleElasticAgent):
                     self.consensus.wait(MONITOR_S)
         except StoreError:  # the consensus notices, too, that node 0 is lost
             return False
+        # After a stop, _start_workers goes on to _gives_up_start, which tells the other nodes.
         return bool(node.stop.requested) or not (failure or self.consensus.decision)
 
     def _start_rank(self, group: WorkerGroup, worker: Worker, lost: str) -> RankProcess:
@@ -300,7 +301,8 @@ class NodeAgent(SimpleElasticAgent):
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)
             metrics.prepare_rank_dir(metrics_dir)
-            # The error of the previous attempt. Another process deletes it, because the disk may not answer.
+            # The error of the previous attempt, if any (True: missing_ok). Another process deletes it, because the disk
+            # may not answer.
             node.files.call((node.folder.path / run_files.rank_error(rank)).unlink, True)
             streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
@@ -430,7 +432,7 @@ class NodeAgent(SimpleElasticAgent):
             if not self._node.config.node_rank:  # once for the whole run
                 self._node.commands.tell_restart(outcome)
             return RunResult(state=WorkerState.FAILED)
-        self._stop_workers(worker_group)
+        self._stop_workers(worker_group)  # torch elastic calls it only after a failure
         return ended
 
     def _record_rank_states(self) -> None:
@@ -546,7 +548,7 @@ class NodeAgent(SimpleElasticAgent):
             node.stop.end_ranks(
                 grace_s, number if cause == "stopped" else signal.SIGTERM, on_wait=self._record_rank_states
             )
-        if node.stop.requested:
+        if node.stop.requested:  # on_wait is called only while ranks are alive
             self._record_rank_states()
         node.logs.close_attempt(restarting=self._is_restart)
         self._recovery.end_phase("teardown")

@@ -81,6 +81,7 @@ def train(
     step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
         start = time.monotonic()
+        # On the device, so that no step waits for it. float64, so that the sum of many steps keeps its digits.
         loss_sum = torch.zeros((), dtype=torch.float64, device=state.world.device)
         images_before = images
         order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
@@ -120,7 +121,7 @@ def train(
         evaluation_start = time.monotonic()
         with callbacks.goodput.time_lost("evaluation"):
             evaluation = evaluate(state)
-        callbacks.heartbeat.beat(step)
+        callbacks.heartbeat.beat(step)  # an evaluation sends none
         accuracy = evaluation.accuracy
         speed_of_epoch = (images - images_before) / epoch_seconds
         callbacks.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=callbacks.guard.last_norm)
@@ -171,6 +172,8 @@ def train_step(
     """
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
+    # For dropout: a step has the same random numbers in a training that was restarted, and each rank has its own. After
+    # the batch, so that no random number drawn for the batch shifts them.
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=state.world.rank_info.rank)
     loss = compute_gradients(state, batch, shard, phases=phases, guard=guard)
     optimizer_step(state, lr, step=step, phases=phases, guard=guard)
@@ -200,13 +203,14 @@ def compute_gradients(
     ddp = find_ddp(model)
     for number, (part, weight) in enumerate(parts):
         is_last = number == len(parts) - 1
+        # DDP averages the sum of the parts' gradients, once, in the last backward pass.
         with contextlib.nullcontext() if ddp is None or is_last else ddp.no_sync():
             part_loss = local_loss(state, model, part, weight)
             phases.mark("forward")
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
             phases.mark("backward")
-        losses.append(part_loss.detach())
+        losses.append(part_loss.detach())  # without the graph, which would keep memory
     return losses[0] if len(losses) == 1 else torch.stack(losses).sum()  # a usual step needs no kernel here
 
 
@@ -223,7 +227,8 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases
         group["lr"] = lr * group.get("lr_scale", 1.0)
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
     if scaler is not None:
-        scaler.unscale_(state.optimizer)
+        scaler.unscale_(state.optimizer)  # clip and norm are for the gradients themselves
+    # Also without clip, because the guard checks the norm.
     norm = nn.utils.get_total_norm(
         [parameter.grad for parameter in state.model.parameters() if parameter.grad is not None]
     )
@@ -244,6 +249,7 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases
 
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
     """Return the sum of the cross entropies of a shard, multiplied by ``weight``. See BatchShard."""
+    # In bf16, the sum would have only 8 binary digits. float64 is the dtype of --precision fp64, and stays.
     logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
     if batch.labels_B.ndim > 1:  # each position of a window has a label; its loss is their mean
         weight /= batch.labels_B[0].numel()
@@ -255,7 +261,7 @@ def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothin
         functional.cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=label_smoothing)
         for labels_B in (batch.labels_B, batch.others_B)
     )
-    return weight * torch.lerp(other, own, batch.own_B.to(own.dtype)).sum()
+    return weight * torch.lerp(other, own, batch.own_B.to(own.dtype)).sum()  # lerp needs equal dtypes
 
 
 def weighted_parts(batch: Batch, shard: BatchShard, count: int, *, is_sharded: bool) -> list[tuple[Batch, float]]:
@@ -288,6 +294,7 @@ def evaluate(state: TrainingState) -> Evaluation:
     _broadcast_buffers(model, world)
     was_training = model.training
     model.eval()
+    # float64, because float32 counts only up to 2^24.
     totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct predictions, predictions, their loss
     if isinstance(state.data, ImageDataset):
         count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
@@ -324,7 +331,10 @@ def _test_views(inputs: Tensor, options: TrainingOptions) -> list[tuple[float, T
 
 
 def _broadcast_buffers(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's batch norm statistics. DDP itself does this only before the next training step."""
+    """Broadcast rank 0's batch norm statistics. DDP itself does this only before the next training step.
+
+    Without it, the ranks would evaluate different models. DDP broadcasts those of rank 0, too.
+    """
     if world.data_group is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0, group=world.data_group)
@@ -346,7 +356,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     if cause is not None:
         metrics.count(catalogue.NONFINITE, "grad" if cause == "gradient" else cause)
         events_of(os.environ).emit("not_finite", step=step, what=cause)
-    findings, lr = gather(rank_info, mine), state.lr(step - 1)
+    findings, lr = gather(rank_info, mine), state.lr(step - 1)  # lr counts steps from 0
     return TrainError(Exit.DATA, nonfinite_message(findings, step=step, num_steps=state.num_steps, lr=lr))
 
 

@@ -221,9 +221,9 @@ class Consensus:
         self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
-        if history:
+        if history:  # compare_set with the expected value "" sets only a key that does not exist
             self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
-        self._try_store(self._send_heartbeat)
+        self._try_store(self._send_heartbeat)  # before the rendezvous, so that node 0 notices the loss of a member
         # Node 0 itself serves the store, so its calls do not hang.
         for run in (self._run, self._send_posts, *(() if self._is_leader else (self._watch,))):
             threading.Thread(target=run, name="consensus", daemon=True).start()
@@ -267,6 +267,7 @@ class Consensus:
         """Report, before the ranks end, that this node was stopped. Wait at most LEAVE_TIMEOUT_S for node 0."""
         self._leaves = True
         key = f"{self._attempt}/leaving/{self._node}"
+        # In a thread, because the call may hang with node 0.
         posting = threading.Thread(target=lambda: self._try_store(lambda: self._store.set(key, "")), daemon=True)
         posting.start()
         posting.join(LEAVE_TIMEOUT_S)
@@ -281,9 +282,9 @@ class Consensus:
         lost_after_s = restart_policy.NODE_LOST_AFTER_FAILURE_S
         while self._is_leader and time.monotonic() < deadline:
             with self._posting:
-                num_gone = self._store.add(f"{self._attempt}/gone", 0)
+                num_gone = self._store.add(f"{self._attempt}/gone", 0)  # get would wait for a key that does not exist
                 spares = spare_ends(self._store, self._config)
-                read = not spares or self._store.check(spares)
+                read = not spares or self._store.check(spares)  # whether the spares have read how the run ended
             silent = sum(seconds > lost_after_s for seconds in self._liveness.silent_s.values())
             if num_gone + silent >= len(self._members) and read:
                 return
@@ -302,7 +303,8 @@ class Consensus:
     def _try_store(self, act: Callable[[], object], timeout_s: float = NODE_LOST_S) -> None:
         """Call ``act``, which uses the store. Do nothing if node 0 is lost, because node 0 serves the store.
 
-        Do nothing, either, if other calls take longer than ``timeout_s``. -1 means to wait for them.
+        Do nothing, either, if other calls take longer than ``timeout_s``: they hang because node 0 does not answer, and
+        ``act`` would hang, too. -1 means to wait for them.
         """
         if self.node_0_lost or not self._posting.acquire(timeout=timeout_s):
             return
@@ -402,6 +404,8 @@ class Consensus:
             outcome = Outcome(code=0, cause="ok", message=self._describe_success(), attempt=self._attempt)
             self._publish(Decision(outcome=outcome))
             return
+        # Exit codes in SETTLE_S are those of ranks that may follow from another failure. Only the first failure's code
+        # counts: of failures with such codes, find_root_failure returns no later one.
         settled = self._liveness.all_alive_since_failure() and all(
             time.monotonic() - self._failed_at >= SETTLE_S.get(failure.code, 0.0) for failure in self._failures[:1]
         )

@@ -76,6 +76,7 @@ def fork_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
 
     ``argv`` is what the ranks will run. It only decides what the supervisor imports for them.
     """
+    # A fork copies only the calling thread. Locks that other threads hold would stay locked in the child.
     if threads := threading.enumerate()[1:]:
         raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
     try:
@@ -85,17 +86,18 @@ def fork_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
 
 
 def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -> None:
-    os.setsid()
-    # The fork has copied ddprun's handlers and its wake-up descriptor.
+    os.setsid()  # so that neither a terminal nor a signal to ddprun's process group reaches it
+    # The fork has copied ddprun's handlers and its wake-up descriptor, through which a signal here would reach ddprun.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGWINCH, signal.SIG_DFL)
     for number in supervisor.BLOCKED_SIGNALS:  # blocked in the supervisor; ranks get Python's default handlers
         # What the user ignores (nohup) stays ignored. SIGUSR1 and 2 are ignored by ddprun's own start (__main__.py).
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    # Among them is ddprun's end of ``control``: while a copy is open, the supervisor reads no end of file.
+    # The node's lock stays held until the supervisor ends. Among the others is ddprun's end of ``control``: while a
+    # copy is open, the supervisor reads no end of file.
     processes.close_descriptors(lock_fd, control.fileno())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # as for an executed supervisor (workers.py)
     with _frozen_objects():
         if argv[1] == "-m" or may_train(_source(argv, str(Path.cwd()))):
             compat.import_dynamo()
@@ -147,6 +149,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         return f"ddprun's Python was started with options ({' '.join(options)})"
     if threading.active_count() > 1:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
+    # The descriptor of the listing itself is closed by now, so it is no link any more.
     links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
     if any(str(link.readlink()).startswith("/dev/nvidia") for link in links if link.is_symlink()):
         return "an import has opened the GPU"
@@ -190,8 +193,10 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     os.environ.clear()
     os.environ.update(env)
     _, *arguments = argv
+    # _run_script compiles source code, which a .pyc file is not. If a file cannot be read, the interpreter reports the
+    # error itself.
     if arguments[0] != "-m" and (arguments[0].endswith(".pyc") or not os.access(arguments[0], os.R_OK)):
-        os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
+        os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the command is the user's)
     sys.orig_argv = supervisor.unbuffered(argv)
     if not sys.flags.safe_path:
         del sys.path[0]  # the entry for ddprun
@@ -258,7 +263,8 @@ def _new_main() -> ModuleType:
 def _reopen_streams() -> None:
     """Replace sys.stdin, stdout and stderr by streams like those of ``python -u``.
 
-    An executed rank has such streams, because it is started with ``-u``.
+    An executed rank has such streams, because it is started with ``-u``. Names and modes are those that CPython's
+    create_stdio sets. The old streams have the encoding that this Python chose at its start.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
@@ -269,7 +275,6 @@ def _reopen_streams() -> None:
             encoding=getattr(old, "encoding", "utf-8"),
             errors=getattr(old, "errors", "strict"),
             newline="\n",
-            line_buffering=os.isatty(descriptor),
             write_through=True,
         )
         text.mode = mode  # type: ignore[misc]
@@ -288,6 +293,7 @@ def _reset_state(env: Mapping[str, str]) -> None:
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()  # random in each process; the GPUs' generators start with a fixed seed
         threads = env.get("OMP_NUM_THREADS", "")
+        # set_num_threads takes one number, and refuses 0. The variable may also be a list.
         if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
             torch.set_num_threads(int(threads))
 
@@ -316,7 +322,7 @@ def _report_uncaught(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return _exit_code(error.code)
     frames = _script_traceback(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames  # for pdb.pm()
     try:
         sys.excepthook(type(error), error, frames)
     except SystemExit as leaving:
@@ -352,7 +358,10 @@ def describe_uncaught(error: BaseException) -> str:
 
 
 def _script_traceback(error: BaseException) -> TracebackType | None:
-    """Remove the frames of ddprun, which the traceback of an executed script does not have."""
+    """Remove the frames of ddprun, which the traceback of an executed script does not have.
+
+    The exception itself changes, too: sys.excepthook prints its traceback, not the one in the argument.
+    """
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename in (__file__, compat.__file__):
         frames = frames.tb_next
@@ -432,7 +441,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         module.__spec__ = self._spec
         changed = {name for name, _ in self._environ.items() ^ dict(os.environ).items()}
         late = sorted(name for name in changed if not is_read_later(name))
-        if late and os.environ.get(names.LOCAL_RANK) == "0":
+        if late and os.environ.get(names.LOCAL_RANK) == "0":  # one message for all ranks of the node
             when = f"{', '.join(late)} changed before the import of torch, in code that ddprun does not read"
             reason = "this has no effect, because torch was imported once for all ranks; use --exec"
             print(f"ddprun: {when}: {reason}", file=sys.stderr)

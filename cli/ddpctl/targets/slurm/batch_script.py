@@ -83,6 +83,7 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     rendered = PurePath(plan.folder).is_absolute()
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
     name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+    # -m: the folder need not exist yet. -s: symbolic links stay as the user wrote them.
     run_dir = '_ddp_dir=$(realpath -ms -- "${RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$_ddp_run}")'
     if options.runs:
         run_dir = f"RUN_DIR=${{RUN_DIR:-{shlex.quote(options.runs)}/$_ddp_run}}\n{run_dir}"
@@ -149,7 +150,8 @@ def _rendezvous(job: JobSpec) -> str:
     # SLURM_GPUS_PER_NODE may be TYPE:NUMBER; the script takes what follows the colon.
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.max_gpus}}}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
-    # If the address stays empty, ddprun resolves the name of the first node.
+    # IPv4 comes first, because the check for a loopback address knows only 127.*. If the address stays empty, ddprun
+    # resolves the name of the first node. Without || true, set -e would end the script, as read fails at end of file.
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
     if job.min_nodes < job.max_nodes:
         more += f" {names.NNODES}=$(({nodes} < {job.min_nodes} ? {nodes} : {job.min_nodes})):${nodes}"
@@ -194,13 +196,17 @@ exec {python} -P -m ddprun.batch --requeues="$_ddp_requeues" \\
 
 
 def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
+    # What the command prints does not matter. Its errors go to the job's log.
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
     # scancel takes "JOB." for the step 0, so the file must not be empty.
     stop = f'[[ -s ${names.RUN_DIR}/{STEP} ]] && scancel --signal=TERM "$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
+    # read looks for a NUL byte, so it reads everything, and fails at end of file.
     node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
     retries = "|".join(f"{code:d}" for code in Exit if code.retry)
     own = f'{FACTS} | grep " Restarts=${{SLURM_RESTART_COUNT:-0}} " >/dev/null'  # Slurm itself has not requeued the job
     end = f' && exit "$_ddp_code"\n! {own} || rm -f "${names.RUN_DIR}/secrets"' if plan.job.secrets else ""
+    # In the script: _ddp_stop drops the errors of scancel, because it tries again until the step has started, or srun
+    # has ended. A signal to the process group also ends the sleep. Without || true, set -e would then end the script.
     return f"""\
 _ddp_srun=({_srun(options)}) # it ends no task itself
 {check if runtime.needs else ""}{node if runtime.node else ""}\
@@ -265,7 +271,11 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def variables(job: JobSpec, *more: str) -> str:
-    """Return a shell command that prints the names of the variables to pass to a container."""
+    """Return a shell command that prints the names of the variables to pass to a container.
+
+    Only pyxis and apptainer pass CUDA_VISIBLE_DEVICES. A container of podman or docker gets the job's GPUs as devices,
+    and numbers them from 0.
+    """
     others = "|".join((*more, *job.secrets))
     return f"compgen -e | grep -xE '(DDP|PET|SLURM|NCCL|UCX)_.*{f'|{others}' if others else ''}'"
 
@@ -305,7 +315,7 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     setup += f'{{ echo "slurm: no apptainer here" >&2; exit {Exit.UNAVAILABLE:d}; }}\n'
     setup += f"export _ddp_engine _ddp_image={_sif(job, options)}\n"
     source = shlex.quote(f"docker://{job.image}")
-    if not options.sif:
+    if not options.sif:  # --force: an earlier start of this job may have left the file
         setup += f"""\
 # Pull the image once, into a folder that all nodes share. One job at a time, if the filesystem has locks.
 [[ -s $_ddp_image ]] || {{ _ddp_new=$_ddp_image.$SLURM_JOB_ID && mkdir -p "${{_ddp_image%/*}}" && (
@@ -349,6 +359,7 @@ def beside(
             return (options.runtime, "exec", "-it" if tty else "-i", *env, f"ddpctl-{number}-{node}", *argv)
         case "pyxis":  # its containers have no name, but their processes have PIDs on the node
             step = f"$0/{STEP}"  # scontrol takes "JOB." for the step 0
+            # The columns are PID, JOBID, STEPID, LOCALID and GLOBALID. A node has one task, so its LOCALID is 0.
             find = f'[[ -s {step} ]] && scontrol listpids "$SLURM_JOB_ID.$(<{step})" | awk \'$4 == "0" {{print $1}}\''
             return ("bash", "-c", f'exec enroot exec "$({find})" "$@"', run_dir, *argv)
         case "apptainer":  # another container, with the same image and folders
@@ -374,6 +385,8 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
         "docker": '${SLURM_STEP_GPUS:+--gpus="\\"device=$SLURM_STEP_GPUS\\""}',
     }[engine]
     infiniband = "$([ ! -d /dev/infiniband ] || echo --device=/dev/infiniband --ulimit=memlock=-1)"  # NCCL locks memory
+    # HOME: the container's user is that of the node, and may be unable to write to the image's home folder. The size
+    # 8Gi is 8g for docker. --interactive connects stdin, which is the pipe.
     # --init forwards signals. --env-file has only names, so no value is visible in the arguments of the engine.
     arguments = (
         f"exec {engine} run --name={name}", "--rm", "--init", "--interactive", "--network=host",
@@ -385,6 +398,7 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
     )  # fmt: skip
     # The task's pipe becomes descriptor 3, so that the ranks do not read from it.
     program = '-c \'exec 3<&0 </dev/null; exec ddprun "$@"\' ddprun "$@"'
+    # Usually no container is left from an earlier start, so the errors of rm do not matter.
     # tail ignores the SIGTERM that asks a step to save: the pipe must close only when the task ends.
     return Runtime(
         setup=_MEMORY if engine == "docker" else "",

@@ -99,6 +99,7 @@ class SlurmOptions(Options):
     python: Annotated[str, PATH] | None = None
     """For runtime none: a Python that all nodes can read, such as that of a venv. null: $PYTHON, else python3 on
     PATH."""
+    # The paths here are absolute, because the record of a run keeps them, and may be read from another folder.
     environment: Annotated[str, Rule(os.path.abspath)] | None = None
     """For runtime none: a uv.lock, pylock.toml or requirements.txt here, from which the login node makes a Python
     environment beside the runs."""

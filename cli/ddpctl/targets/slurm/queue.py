@@ -68,7 +68,8 @@ FORMAT = "%F|%K|%T|%r|%S|%N"  # number of the array or job, index in the array, 
 # Arguments: the jobs, separated by commas, then files. Prints the state of each job and the text of each file, each
 # after a header line. sacct is queried for jobs that squeue no longer lists. Without accounting, sacct fails, and the
 # files alone say how the job ended. If Slurm has forgotten all of the jobs, squeue fails with "Invalid job id".
-# Of a history (.csv), the header and the last lines are enough for the progress.
+# Of a history (.csv), the header and the last lines are enough for the progress. An empty line follows each file, whose
+# last line may have no end.
 ASK = f"""\
 {LIVES}jobs=$1
 shift
@@ -135,7 +136,8 @@ exit $code
 
 # Has the arguments of PRINT. Prints new lines of the files until the job ends. While the job waits, prints the reason.
 # It ends if its parent (ddpctl, or its sshd) has ended, or if Slurm does not answer for 30 s. tail -F also waits for
-# files that do not exist yet, and ends with this script (--pid). sed -u passes each line on at once.
+# files that do not exist yet; its errors about them are dropped. It ends with this script (--pid), and looks for new
+# lines at least once a second. sed -u passes each line on at once.
 FOLLOW = f"""\
 {LIVES}job=$1 tail=$2
 shift 2
@@ -181,6 +183,7 @@ _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
 # still exists. Exit 69: Slurm does not answer. A killed run cannot write its outcome, so this script writes it.
 # TERM is USR2 for the batch script: there, SIGTERM means scancel, after which Slurm itself signals the step. A waiting
 # job is cancelled first, so that a job that starts meanwhile gets the signal. An allocation (salloc) is not cancelled.
+# Errors of scancel do not matter, because the loop then asks whether the job still exists.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3

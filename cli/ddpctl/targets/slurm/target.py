@@ -204,7 +204,7 @@ class SlurmTarget(Target):
         if run is None or run.kind != self.kind or not run.handle.get("job"):
             raise NoInputError(f"after: '{name}' is not a run on Slurm (its record: {folder / run_files.RECORD})")
         # Slurm starts a job at once if it has forgotten the job that it depends on, also if that job failed.
-        (state,) = yield from self.status((run,), now=math.inf)
+        (state,) = yield from self.status((run,), now=math.inf)  # inf: the run is not young
         if state.state == "succeeded":
             return ()
         if state.ended or state.state == "unknown":
@@ -280,6 +280,7 @@ class SlurmTarget(Target):
             hint = f"select one of them with --task (known: {', '.join(tasks)})"
             raise ConfigError(f"run '{run.name}' is an array of {len(tasks)} trainings", hint=hint)
         nodes, folder = range(run.job.max_machines), folder_of(run)
+        # Field 5 of a line is the time of the start (batch_script.py). Before the first start, there is no file.
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
         folders = [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes]
         text = probe_script(probe, folders, placed=placed)
