@@ -120,8 +120,8 @@ def unexpanded(job: JobSpec) -> str:
     """
     env = [name for name, value in job.env.items() if re.search(rf"{VARIABLE.pattern}|(^|:)~/", value)]
     command = dict.fromkeys(match[0] for argument in job.command for match in VARIABLE.finditer(argument))
-    found = [f"{key}: {', '.join(names)}" for key, names in (("env", env), ("command", command)) if names]
-    return f"{'; '.join(found)}: no shell expands $ and ~: write the whole value" if found else ""
+    unexpanded = [f"{key}: {', '.join(names)}" for key, names in (("env", env), ("command", command)) if names]
+    return f"{'; '.join(unexpanded)}: no shell expands $ and ~: write the whole value" if found else ""
 
 
 def command_line(job: JobSpec) -> str:

@@ -425,9 +425,9 @@ def describe_event(event: Event) -> str:
         case "straggler_gone":
             return f"{who} is as fast as the others again"
         case "signal":
-            what, sent = facts.get("signal", "a signal"), facts.get("sent")
-            happened = facts.get("reason", f"{what} was received")
-            return f"{happened}; the ranks get {sent}" if sent not in (None, what) else str(happened)
+            received, sent = facts.get("signal", "a signal"), facts.get("sent")
+            happened = facts.get("reason", f"{received} was received")
+            return f"{happened}; the ranks get {sent}" if sent not in (None, received) else str(happened)
         case "checkpoint_failed" | "resumed_apart":
             failed = "a checkpoint could not be written: " * (event.event == "checkpoint_failed")
             return f"{failed}{facts.get('message', '')}"

@@ -101,15 +101,15 @@ def test_a_stop_that_was_asked_for_is_no_loss() -> None:
 
 def test_a_stop_is_named_by_what_reached_ddprun_and_by_what_the_ranks_get() -> None:
     deadline = event(150, "signal", reason="the run's deadline is near", sent="SIGUSR2")
-    asked = event(160, "signal", signal="SIGTERM", sent="SIGUSR2")
+    request = event(160, "signal", signal="SIGTERM", sent="SIGUSR2")
     before, same = event(150, "signal", signal="SIGTERM"), event(150, "signal", signal="SIGTERM", sent="SIGTERM")
     assert "SIGTERM" not in describe_event(deadline)
-    for described, named in ((deadline, ("deadline", "SIGUSR2")), (asked, ("SIGTERM", "SIGUSR2"))):
+    for described, named in ((deadline, ("deadline", "SIGUSR2")), (request, ("SIGTERM", "SIGUSR2"))):
         assert_names(describe_event(described), *named)
     assert describe_event(before) == describe_event(same)  # a record of an earlier version
-    assert timeline_events([deadline, replace(deadline, node=1), replace(asked, time=150.1)]) == (
+    assert timeline_events([deadline, replace(deadline, node=1), replace(request, time=150.1)]) == (
         deadline,
-        replace(asked, time=150.1),
+        replace(request, time=150.1),
     )
 
 

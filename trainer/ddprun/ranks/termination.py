@@ -161,8 +161,8 @@ class Stop:
                 later = f" after {self._same_request_s:g} s" if self._same_request_s > 1 else ""
                 kills, sent = "a" if self.reason else "a second", signal.Signals(self.sent_for(number)).name
                 get = f" get {sent} and" if sent != name else ""
-                what = f"{self.reason or name}: the ranks{get} have {self._grace_s:g} s to end"
-                self._log(f"{what}; {kills} {name}{later} kills them")
+                notice = f"{self.reason or name}: the ranks{get} have {self._grace_s:g} s to end"
+                self._log(f"{notice}; {kills} {name}{later} kills them")
             self._signal_ranks(self.sent_for(number), self._grace_s)
 
     def sent_for(self, number: int) -> int:
