@@ -121,7 +121,7 @@ def unexpanded(job: JobSpec) -> str:
     env = [name for name, value in job.env.items() if re.search(rf"{VARIABLE.pattern}|(^|:)~/", value)]
     command = dict.fromkeys(match[0] for argument in job.command for match in VARIABLE.finditer(argument))
     unexpanded = [f"{key}: {', '.join(names)}" for key, names in (("env", env), ("command", command)) if names]
-    return f"{'; '.join(unexpanded)}: no shell expands $ and ~: write the whole value" if found else ""
+    return f"{'; '.join(unexpanded)}: no shell expands $ and ~: write the whole value" if unexpanded else ""
 
 
 def command_line(job: JobSpec) -> str:
