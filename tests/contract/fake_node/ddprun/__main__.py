@@ -139,7 +139,8 @@ class Node:
             os.kill(os.getpid(), signal.SIGTERM)  # the ddpctl that started this node has ended
         if info := signal.sigtimedwait(SIGNALS, POLL_S):
             number = signal.SIGTERM if info.si_signo == signal.SIGHUP else info.si_signo
-            self.events.emit("signal", signal=signal.Signals(number).name)
+            name = signal.Signals(number).name
+            self.events.emit("signal", signal=name, **({} if self.stopped else {"sent": name}))
             if self.stopped and time.monotonic() > self.stopped_at + SAME_REQUEST_S:
                 self.end(self.stopped_outcome("killed by a second signal"))
             if not self.stopped:
