@@ -354,7 +354,7 @@ class NodeAgent(SimpleElasticAgent):
                 self.consensus.post_failure(failure)
             else:
                 self._num_succeeded += 1
-                self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
+                self._log_at = time.monotonic() + PROGRESS_INTERVAL_S  # no line if the other ranks end soon after
                 is_last = self._num_succeeded == node.config.local_world_size
                 self.consensus.post_success(rank, is_last=is_last)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)

@@ -177,7 +177,7 @@ def train_step(
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=state.world.rank_info.rank)
     loss = compute_gradients(state, batch, shard, phases=phases, guard=guard)
     optimizer_step(state, lr, step=step, phases=phases, guard=guard)
-    if state.ema is not None:
+    if state.ema is not None:  # never together with a communication that changes weights
         state.ema.update(step)
     phases.mark("optimizer")
     if state.communication is not None:

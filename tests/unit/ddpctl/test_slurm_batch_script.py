@@ -325,7 +325,7 @@ def test_an_extra_option_that_is_ours_or_no_option_is_refused(extra: str, cause:
 
 
 def test_a_problem_of_the_options_is_named_by_its_key() -> None:
-    job = replace(JOB, time_limit="2m", memory="64Gi", env={"SLURM_X": "1"})
+    job = replace(JOB, time_limit="2m", grace=35.0, memory="64Gi", env={"SLURM_X": "1"})
     problems = list(SlurmOptions(sif="/x.sif", extra=("--mem=0",)).problems(job))
     assert [key for key, _ in problems] == ["job.time_limit", "target.sif", "target.extra", "job.env"]
     assert [

@@ -221,7 +221,8 @@ class Consensus:
         self._done: set[int] = set()  # the nodes whose ranks have all exited with 0
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
-        if history:  # compare_set with the expected value "" sets only a key that does not exist
+        # A late copy may lack what node 0 has added: compare_set with the expected value "" sets only a new key.
+        if history:
             self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
         self._try_store(self._send_heartbeat)  # before the rendezvous, so that node 0 notices the loss of a member
         # Node 0 itself serves the store, so its calls do not hang.
@@ -448,7 +449,7 @@ class Consensus:
                     self._on_resumes(self._resumes)
                 continue
             rank, done = post
-            if not self._failures:
+            if not self._failures:  # a later exit cannot have caused the failure
                 self._exited.append(rank)
             if done is not None:
                 self._done.add(done)

@@ -291,7 +291,7 @@ def _reset_state(env: Mapping[str, str]) -> None:
     if tempfile := sys.modules.get("tempfile"):
         tempfile.tempdir = None  # type: ignore[attr-defined]  # the script may set TMPDIR
     if torch := sys.modules.get("torch"):
-        torch.default_generator.seed()  # random in each process; the GPUs' generators start with a fixed seed
+        torch.default_generator.seed()  # random in each process; those of GPUs are made after the fork
         threads = env.get("OMP_NUM_THREADS", "")
         # set_num_threads takes one number, and refuses 0. The variable may also be a list.
         if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):

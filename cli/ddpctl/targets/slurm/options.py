@@ -143,7 +143,8 @@ class SlurmOptions(Options):
         """Yield the key of each setting that is impossible on Slurm, with an error message."""
         yield from environments.problems(self, python=None)
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
-            least = -(-2 * lead_s(job) // 60) + 1
+            # Twice: then also a warning that Slurm sends EARLY_S too early comes after the start.
+            least = 2 * lead_s(job) // 60 + 1
             warned = f"{lead_s(job)} to {lead_s(job) + EARLY_S} s before the limit"
             reason = f"with a grace of {job.grace:g} s, Slurm warns the ranks {warned}"
             text = f"a time limit of {job.time_limit} is too short: {reason}"

@@ -93,6 +93,7 @@ class SlurmTarget(Target):
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
             (test,) = yield commands
+            # `unreachable` takes other codes for those of sbatch, but this is test(1).
             if test.returncode == UNREACHED and (error := unreachable(test, self._host)):
                 raise error
             check_script(plan, test, host=self._host)
@@ -371,7 +372,8 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
 
 def is_lost(sent: Output) -> bool:
     """Return whether sbatch has ended, or was ended, without a reply from Slurm: the job may have been submitted."""
-    killed = sent.returncode < 0 or sent.returncode > NOT_FOUND or sent.returncode == TIMED_OUT  # > 127: by a signal
+    # Above NOT_FOUND (127): by a signal, or the connection to the login node was lost (UNREACHED).
+    killed = sent.returncode < 0 or sent.returncode > NOT_FOUND or sent.returncode == TIMED_OUT
     return killed or (sent.returncode != 0 and LOST_REPLY.search(sent.stderr) is not None)
 
 
