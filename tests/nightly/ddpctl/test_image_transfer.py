@@ -9,20 +9,20 @@ from tests.unit.ddpctl.answers import perform
 from tests.unit.ddpctl.test_image_transfer import BOX1, BOX2, CONFIG, HIGH, LOW
 
 from ddpctl.command import FilePart, Output, Transfer
-from ddpctl.commands import image as verbs
-from ddpctl.commands.image import Blob, Survey
 from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.operations import image_transfer
+from ddpctl.operations.image_transfer import Blob, Survey
 
 
 @pytest.mark.parametrize(("here", "has_zstd", "codec"), [(0, True, "zst"), (127, True, "gz"), (0, False, "gz")])
 def test_layers_are_packed_with_zstd_only_if_every_machine_has_it(here: int, has_zstd: bool, codec: str) -> None:
     surveys = (Survey(host=BOX1, has_zstd=True), Survey(host=BOX2, has_zstd=has_zstd))
-    assert perform(verbs.choose_codec(surveys), {"zstd": Output(returncode=here)})[1] == codec
+    assert perform(image_transfer.choose_codec(surveys), {"zstd": Output(returncode=here)})[1] == codec
 
 
 def test_a_newer_dockers_archive_is_read_as_well() -> None:
     text = json.dumps([{"Config": f"blobs/sha256/{CONFIG}", "Layers": [f"blobs/sha256/{LOW}"]}])
-    assert verbs.read_manifest(text) == (f"blobs/sha256/{CONFIG}", (f"blobs/sha256/{LOW}",))
+    assert image_transfer.read_manifest(text) == (f"blobs/sha256/{CONFIG}", (f"blobs/sha256/{LOW}",))
 
 
 @pytest.mark.parametrize(
@@ -30,14 +30,14 @@ def test_a_newer_dockers_archive_is_read_as_well() -> None:
 )
 def test_a_manifest_that_is_not_one_is_refused(text: str) -> None:
     with pytest.raises(DdpctlError, match="manifest"):
-        verbs.read_manifest(text)
+        image_transfer.read_manifest(text)
 
 
 def test_a_survey_lists_each_hosts_layers_or_its_problem() -> None:
     first = Output(returncode=0, stdout=f"zstd\n700 {LOW}.tar.zst\n12 {HIGH}.tar.zst.part\n")
     failed = Output(returncode=69, stderr="x\nCannot connect to the Docker daemon\n")
     none = Output(returncode=1, stderr="No such image")
-    verb = verbs.survey_hosts("docker", "me/train:1", (BOX1, BOX2))
+    verb = image_transfer.survey_hosts("docker", "me/train:1", (BOX1, BOX2))
     commands, surveys = perform(verb, {"image inspect": none, "": {str(BOX1): first, str(BOX2): failed}})
     assert surveys == (
         Survey(host=BOX1, has_zstd=True, files={f"{LOW}.tar.zst": 700, f"{HIGH}.tar.zst.part": 12}),
@@ -51,18 +51,18 @@ def test_a_survey_lists_each_hosts_layers_or_its_problem() -> None:
 def test_the_rest_of_a_blob_goes_over_stdin() -> None:
     blob = Blob(digest=LOW, name=f"{LOW}.tar.gz", path="/cache/x y", size=700)
     survey = Survey(host=BOX2, files={f"{LOW}.tar.gz.part": 695})
-    (command,), sent = perform(verbs.send(survey, blob), {})
+    (command,), sent = perform(image_transfer.send(survey, blob), {})
     part = FilePart(path="/cache/x y", start=695, length=5)
     assert (sent, command.transfer) == (5, Transfer(num_bytes=5, num_files=1, reads=part))
     assert command.argv[4:] == (blob.name, "695", "700", LOW)
     longer = Survey(host=BOX2, files={f"{LOW}.tar.gz.part": 701})
-    assert perform(verbs.send(longer, blob), {})[1] == 700
-    assert perform(verbs.send(Survey(host=BOX2, files={blob.name: 700}), blob), {}) == ([], 0)
+    assert perform(image_transfer.send(longer, blob), {})[1] == 700
+    assert perform(image_transfer.send(Survey(host=BOX2, files={blob.name: 700}), blob), {}) == ([], 0)
     lost = Output(returncode=255, stderr="the connection was lost (the host is gone)")
     with pytest.raises(UnavailableError, match="the host is gone"):
-        perform(verbs.send(survey, blob), {"": lost})
+        perform(image_transfer.send(survey, blob), {"": lost})
     with pytest.raises(UnavailableError, match=LOW[:12]):
-        perform(verbs.send(survey, blob), {"": Output(returncode=65)})
+        perform(image_transfer.send(survey, blob), {"": Output(returncode=65)})
 
 
 def test_an_option_is_no_host() -> None:

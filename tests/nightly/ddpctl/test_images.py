@@ -7,9 +7,9 @@ from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_image_transfer import image
 
 from ddpctl.command import Output
-from ddpctl.commands.image import inspect_image
 from ddpctl.errors import UnavailableError
 from ddpctl.files.images import Engine, human_size, pin, read_inspect, show
+from ddpctl.operations.image_transfer import inspect_image
 
 
 @pytest.mark.parametrize(

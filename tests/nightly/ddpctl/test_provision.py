@@ -14,8 +14,8 @@ from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
 from tests.unit.ddpctl.test_provision import fared, play, provisioning
 
-from ddpctl.commands.machines import inventory_text
 from ddpctl.errors import ConfigError
+from ddpctl.operations.provision import inventory_text
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 SITE: dict[str, Any] = {"login": "root", "keys": ["ssh-ed25519 AAAA me@laptop"], "image": None, "places": {}}

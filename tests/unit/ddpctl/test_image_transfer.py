@@ -14,11 +14,12 @@ from tests.messages import assert_names, refused
 from tests.unit.ddpctl.answers import only, perform
 
 from ddpctl.command import Command, Host, Output
-from ddpctl.commands import image as verbs
-from ddpctl.commands.image import Blob, Survey, parse_host
+from ddpctl.commands.image import parse_host
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
 from ddpctl.files.images import Image, difference, read_inspect
 from ddpctl.files.pull import Place, finish, pull_places, survey
+from ddpctl.operations import image_transfer
+from ddpctl.operations.image_transfer import Blob, Survey
 
 BOX1, BOX2 = Host(address="box1"), Host(address="box2", user="alice", port=2222)
 LOW, HIGH, CONFIG = "1" * 64, "2" * 64, "c" * 64
@@ -30,7 +31,7 @@ IMAGE = read_inspect("me/train:1", INSPECTED)
 
 def test_only_what_is_missing_is_packed_and_equal_layers_once() -> None:
     manifest = json.dumps([{"Config": f"{CONFIG}.json", "Layers": ["a/layer.tar", "b/layer.tar", "link/layer.tar"]}])
-    verb = verbs.pack("podman", IMAGE, frozenset({LOW}), "zst", "/cache", "/cache/ship-1")
+    verb = image_transfer.pack("podman", IMAGE, frozenset({LOW}), "zst", "/cache", "/cache/ship-1")
     stdouts = {"manifest.json": manifest, f"{CONFIG}.json plain": "9\n", "a/layer.tar": "700\n"}
     commands, blobs = perform(verb, {part: Output(returncode=0, stdout=stdout) for part, stdout in stdouts.items()})
     assert blobs == (
@@ -51,7 +52,7 @@ def test_images_that_are_packed_at_the_same_time_share_no_file(tmp_path: Path) -
     executor = SimpleNamespace(perform=lambda verb: perform(verb, {"save": Output(returncode=1)}, commands)[1])
     context: Any = SimpleNamespace(executor=executor, emit=print)
     with pytest.raises(UnavailableError):
-        verbs._pack(context, "docker", IMAGE, [Survey(host=BOX1)], tmp_path)
+        image_transfer._pack(context, "docker", IMAGE, [Survey(host=BOX1)], tmp_path)
     path = Path(only(commands, "save").argv[-2])
     assert (path.parent.parent, path.parent.exists()) == (tmp_path, False)
 
@@ -64,7 +65,7 @@ def test_a_blob_that_arrives_incomplete_is_kept_and_a_corrupt_one_is_not(tmp_pat
     def receive(data: bytes, start: int) -> tuple[int, list[str]]:
         survey = Survey(host=BOX1, files={"blob.json.part": start})
         blob = Blob(digest=digest, name="blob.json", path="/cache/blob", size=1000)
-        (command,), _ = perform(verbs.send(survey, blob), {})
+        (command,), _ = perform(image_transfer.send(survey, blob), {})
         environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command.argv, input=data, env=environ, capture_output=True, timeout=30, check=False)
         return done.returncode, [path.name for path in cache.iterdir()]
@@ -79,7 +80,7 @@ def test_a_blob_that_arrives_incomplete_is_kept_and_a_corrupt_one_is_not(tmp_pat
 def test_a_host_loads_what_it_has_under_the_images_name() -> None:
     names = (f"{LOW}.tar.zst", f"{HIGH}.tar.gz", f"{LOW}.tar.zst")
     config = Blob(digest=CONFIG, name=f"{CONFIG}.json")
-    verb = verbs.load("docker", BOX1, IMAGE, config, names)
+    verb = image_transfer.load("docker", BOX1, IMAGE, config, names)
     commands, image = perform(verb, {"image inspect": Output(returncode=0, stdout=INSPECTED)})
     assert image.id == IMAGE.id
     engine, manifest, *rest = commands[0].argv[4:]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddpctl.command import Command, Output, Verb
-from ddpctl.commands.machines import HostResult, Playbook, inventory_text, set_up
 from ddpctl.errors import UnavailableError
+from ddpctl.operations.provision import HostResult, Playbook, inventory_text, set_up
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 ANSIBLE, RECAP = "/v/ansible-playbook", "/s/recap.json"
