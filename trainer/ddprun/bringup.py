@@ -150,7 +150,8 @@ def route_signals(node: StartedNode, stop: Stop, series: metrics.NodeSeries) -> 
 
     def record(number: int, sent: int = 0, reason: str = "") -> None:
         name = signal.Signals(number).name
-        series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=name)
+        if not reason:  # else no signal has reached ddprun
+            series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=name)
         facts: dict[str, Any] = {"reason": reason} if reason else {"signal": name}
         facts |= {"sent": signal.Signals(sent).name} if sent else {}
         journal.emit("signal", **facts)
@@ -158,7 +159,10 @@ def route_signals(node: StartedNode, stop: Stop, series: metrics.NodeSeries) -> 
     def on_stop(number: int) -> None:
         series.state("stopping")
         journal.update(state="stopping")
-        record(*((number,) if stop.requested else (number, stop.sent_for(number), signals.stop_reason)))
+        if stop.requested:
+            record(number)
+        else:
+            record(number, stop.sent_for(number), signals.stop_reason)
         stop.reason = signals.stop_reason
         stop.request(number, leaves=config.is_replaced and number == signal.SIGTERM and not stop.reason)
 

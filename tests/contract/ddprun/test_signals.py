@@ -1,6 +1,7 @@
 """Signals, the deadline and the launcher's end: who is told, and which exit code follows."""
 
 import os
+import re
 import signal
 import time
 
@@ -175,6 +176,10 @@ def test_a_stop_is_named_by_what_reached_ddprun_and_by_what_the_ranks_get(runs, 
     assert node.end() == 140
     (event,) = [event for event in read_events("", (node.folder / EVENTS).read_text()) if event.event == "signal"]
     assert (event.facts["sent"], event.facts.get("signal")) == ("SIGUSR2", None if by == "deadline" else by)
+    counts = re.findall(
+        r'^ddp_termination_signals_total\{signal="(\w+)"\} 1', (node.folder / "metrics.prom").read_text(), re.M
+    )
+    assert counts == ([] if by == "deadline" else [by])
     (line,) = [line for line in node.messages() if "SIGUSR2" in line and "10 s" in line]
     assert_names(line, by)
     assert_names(node.outcome().message, by, "SIGUSR2")

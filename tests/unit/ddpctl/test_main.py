@@ -122,7 +122,7 @@ PRINTING_VERBS = (("ps",), ("logs",), ("top", "--once"))
 
 
 @pytest.mark.parametrize("verb", PRINTING_VERBS, ids=" ".join)
-def test_a_full_disk_is_one_line_and_73(root: Path, verb: tuple[str, ...]) -> None:
+def test_a_full_disk_is_one_line_and_73_and_a_closed_pipe_no_failure(root: Path, verb: tuple[str, ...]) -> None:
     def ended(stdout: int) -> tuple[int, str]:
         done = subprocess.run([*SAFE_DDPCTL, *verb], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
         os.close(stdout)

@@ -145,7 +145,7 @@ class LivenessTracker:
             if value != liveness.value:
                 liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
                 liveness.num_changes += 1
-            # Node 0 hears itself. A node without a heartbeat has not joined yet: the rendezvous limits the wait for it.
+            # Node 0 runs this itself. A node without a heartbeat has not joined: the rendezvous limits the wait for it.
             elif node and value:
                 liveness.silent_s += passed_s
             if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
