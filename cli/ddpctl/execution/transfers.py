@@ -193,13 +193,13 @@ def _write(parts: Sequence[FilePart]) -> Generator[tuple[int, int], bytes]:
             while rest:
                 while not data:
                     data = yield num_bytes, num_whole
-                piece, data = data[:rest], data[rest:]
                 try:
-                    file.write(piece)
+                    written = file.write(data[:rest])  # less than this if the disk becomes full
                 except OSError as error:
                     raise OSError(error.errno, error.strerror, part.path) from None
-                num_bytes += len(piece)
-                rest -= len(piece)
+                data = data[written:]
+                num_bytes += written
+                rest -= written
         num_whole += 1
     while True:
         yield num_bytes, num_whole

@@ -21,13 +21,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [0, 2])
+def test_a_write_that_fails_names_its_file(tmp_path: Path, room: int) -> None:
+    """With room for a part of it, the first write is short, and only the next one fails."""
     transfer = Transfer(num_bytes=3, num_files=1, writes=(FilePart(path=str(tmp_path / "a"), start=0, length=3),))
     read, write = os.pipe()
     os.write(write, b"abc")
     os.close(write)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         with os.fdopen(read, "rb") as pipe, pytest.raises(OSError, match="File too large") as error:
             pump(transfer, pipe.fileno(), pipe.fileno(), 5.0, lambda *_: None)
