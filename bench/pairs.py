@@ -98,6 +98,9 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(MEASURES), metavar="NAMES")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if not (args.other / "cli" / "ddpctl").is_dir():
+        parser.error(f"{args.other} is no checkout of ddpctl (git worktree add FOLDER COMMIT makes one)")
+    args.other = args.other.resolve()
     startup.processes.adopt_orphans()
     print(measuring.machine(), flush=True)
     with tempfile.TemporaryDirectory() as state:
