@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from tests.e2e.driver import ddpctl, wait_until
@@ -25,6 +25,11 @@ def get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
         text: str = answer.read().decode()
     return text
+
+
+def serve(*argv: str, log: IO[str] | None = None) -> subprocess.Popen[bytes]:
+    """A server that ends with the tests."""
+    return subprocess.Popen(["setpriv", "--pdeathsig=TERM", *argv], stdout=log, stderr=log)
 
 
 class Lab:
@@ -75,18 +80,8 @@ def prometheus(folder: Path, *flags: str, more_targets: tuple[Path, ...] = ()) -
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with (folder / "prometheus.log").open("w") as log:
-        server = subprocess.Popen(
-            [
-                "setpriv",
-                "--pdeathsig=TERM",
-                "prometheus",
-                f"--config.file={folder}/prometheus.yml",
-                f"--storage.tsdb.path={folder}/data",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
+        options = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+        server = serve("prometheus", *options, f"--web.listen-address=127.0.0.1:{port}", log=log)
     try:
         lab = Lab(f"http://127.0.0.1:{port}")
         wait_until(lambda: server.poll() is not None or lab.ready(), "Prometheus", timeout_s=60)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests import forks
+from tests.cluster.prometheus_lab import serve
 from tests.e2e.driver import wait_until
 
 GATEWAY = next(filter(None, map(shutil.which, ("prometheus-pushgateway", "pushgateway"))), None)
@@ -32,16 +33,7 @@ def gateway() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     assert GATEWAY is not None
-    server = subprocess.Popen(
-        [
-            "setpriv",
-            "--pdeathsig=TERM",
-            GATEWAY,
-            f"--web.listen-address={address}",
-            "--persistence.file=",
-            "--log.level=error",
-        ]
-    )
+    server = serve(GATEWAY, f"--web.listen-address={address}", "--persistence.file=", "--log.level=error")
     wait_until(lambda: get(f"http://{address}/metrics"), "the Pushgateway")
     yield f"http://{address}"
     server.terminate()

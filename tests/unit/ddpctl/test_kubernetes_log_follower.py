@@ -1,10 +1,12 @@
 """The program that follows the logs of pods, also of replaced ones, with a kubectl that answers from a folder."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -88,21 +90,23 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
     }
 
 
-def start(cluster: Cluster, *, uid: str = "", **given: Any) -> "subprocess.Popen[str]":
+@contextlib.contextmanager
+def start(cluster: Cluster, *, uid: str = "", **given: Any) -> Iterator["subprocess.Popen[str]"]:
+    """The program, which does not outlive its test."""
     folder = cluster.folder / "running"
     folder.mkdir(exist_ok=True)
     run_store.save(replace(run_of("running"), created=0.0, uid=uid, folder=str(folder)))
     task = {"folder": str(folder), "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1}
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ddpctl.targets.kubernetes.log_follower",
-        json.dumps(asdict(Task(**{**task, **given}))),
-    ]
+    program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
+    argv = [*program, json.dumps(asdict(Task(**{**task, **given})))]
     env = {**os.environ, "PATH": f"{cluster.folder}/bin:/usr/bin:/bin", "CLUSTER": str(cluster.folder)}
     with (cluster.folder / "out").open("w") as out:
-        return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
+        follower = subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
+    with follower:
+        try:
+            yield follower
+        finally:
+            follower.kill()
 
 
 @pytest.fixture
@@ -118,8 +122,7 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
     lines = [f"[node0 rank0] step {step}" for step in range(1, 7)]
     cluster.pods(pod(0, "x"))
     cluster.emit("running-worker-0", *lines[:3])
-    follower = start(cluster)
-    try:
+    with start(cluster) as follower:
         until(lambda: len(printed(cluster)) == 3)
         (cluster.folder / "running-worker-0.cut").touch()
         cluster.emit("running-worker-0", *lines[3:5])  # while nobody reads, or one of many short connections
@@ -130,8 +133,6 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
         (cluster.folder / "running-worker-0.done").touch()
         cluster.job("succeeded")
         follower.communicate(timeout=60)
-    finally:
-        follower.kill()
     assert printed(cluster) == lines
 
 
@@ -140,8 +141,7 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
     lost["metadata"]["deletionTimestamp"] = "2026-11-20T09:08:30Z"
     ending["metadata"]["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
     cluster.pods(lost, ending)
-    follower = start(cluster, replace_lost=True)
-    try:
+    with start(cluster, replace_lost=True) as follower:
         until((cluster.folder / "deleted").exists)
         cluster.pods(lost, pod(1, "yyy"))
         until(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
@@ -149,8 +149,6 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
         (cluster.folder / "running-worker-1.done").touch()
         cluster.job("succeeded")
         _, stderr = follower.communicate(timeout=60)
-    finally:
-        follower.kill()
     assert "--force" not in stderr  # no advice to delete it again
     assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
 
@@ -158,22 +156,19 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
 def test_a_cluster_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:
     job = cluster.folder / "pytorchjobs.kubeflow.org"
     job.rename(cluster.folder / "kept")
-    follower = start(cluster)
-    try:
+    with start(cluster) as follower:
         line = follower.stderr.readline() if follower.stderr else ""
         assert line.startswith("[running] kubectl")
         assert "120 s" in line
         cluster.job("succeeded")
         follower.communicate(timeout=60)
-    finally:
-        follower.kill()
     assert follower.returncode == 0
 
 
 def test_a_cluster_that_does_not_answer_for_too_long_ends_the_follower(cluster: Cluster) -> None:
     (cluster.folder / "pytorchjobs.kubeflow.org").unlink()
-    follower = start(cluster, unreachable_s=0.5)
-    _, stderr = follower.communicate(timeout=60)
+    with start(cluster, unreachable_s=0.5) as follower:
+        _, stderr = follower.communicate(timeout=60)
     assert follower.returncode == 69
     assert stderr.splitlines()[-1].startswith("ddpctl: kubectl")
     assert "0.5 s" in stderr.splitlines()[-1]

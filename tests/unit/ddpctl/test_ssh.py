@@ -174,17 +174,17 @@ def test_an_environment_file_holds_no_line_ends() -> None:
         env_file({"KEY": "two\nlines"})
 
 
-REFUSALS: list[tuple[str, dict[str, Any], type[DdpctlError], str]] = [
-    ("silent", {"end": None}, UnavailableError, "without an error message"),
-    ("disk", {"disk": "1024"}, UnavailableError, "min_disk"),
-    ("ticket", {"gpu": GPUS, "ticket": "000000001 old 12ab"}, UnavailableError, "run 'old' is already waiting"),
-    ("no-image", {"image": None}, ConfigError, "ddpctl:1"),
-    ("busy-gpus", {"gpu": GPUS, "busy": GPUS[:2]}, UnavailableError, "1 of 3"),
-    ("same-machine", {"machine": "gpu1 /home/alice 12ab"}, ConfigError, "box2 and box1"),
-]
+REFUSALS: dict[str, tuple[dict[str, Any], type[DdpctlError], str]] = {
+    "silent": ({"end": None}, UnavailableError, "without an error message"),
+    "disk": ({"disk": "1024"}, UnavailableError, "min_disk"),
+    "ticket": ({"gpu": GPUS, "ticket": "000000001 old 12ab"}, UnavailableError, "run 'old' is already waiting"),
+    "no-image": ({"image": None}, ConfigError, "ddpctl:1"),
+    "busy-gpus": ({"gpu": GPUS, "busy": GPUS[:2]}, UnavailableError, "1 of 3"),
+    "same-machine": ({"machine": "gpu1 /home/alice 12ab"}, ConfigError, "box2 and box1"),
+}
 
 
-@pytest.mark.parametrize(("changes", "kind", "cause"), [pytest.param(*row, id=name) for name, *row in REFUSALS])
+@pytest.mark.parametrize(("changes", "kind", "cause"), REFUSALS.values(), ids=REFUSALS)
 def test_a_host_that_is_not_ready_is_refused(changes: dict[str, Any], kind: type[DdpctlError], cause: str) -> None:
     gpus = {"gpu": GPUS} if "gpu" in changes else {}
     commands: list[Command] = []
@@ -259,32 +259,20 @@ def status(*answers: Output, run: Run = RUN) -> RunStatus:
 
 
 LOST_HOST = "does not answer: the connection was lost"
+STEPS, ENDED, FAILED = shows(True, "training", steps="1.0,5"), shows(False, "succeeded", 0), shows(False, "failed", 3)
+STATES = {
+    "rendezvous": (shows(True, "training"), shows(True, "rendezvous"), "rendezvous", None, "2 of 2"),
+    "succeeded": (ENDED, ENDED, "succeeded", 0, "code 0"),
+    "training-and-gone": (STEPS, GONE, "training", None, f"box2 (node 1) {LOST_HOST}"),
+    "failed-and-gone": (FAILED, GONE, "failed", 3, f"code 3; box2 (node 1) {LOST_HOST}"),
+    "node-0-gone": (GONE, lost(0), "failed", 137, f"node 0 was lost; box1 (node 0) {LOST_HOST}"),
+    "goes-on-alone": (STEPS, lost(0), "training", None, "1 of 2"),
+    "gone": (GONE, GONE, "unknown", None, f"box1 (node 0) {LOST_HOST}"),
+    "silent": (shows(False), shows(False), "lost", 137, "node.log"),
+}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "state", "code", "facts"),
-    [
-        pytest.param(shows(True, "training"), shows(True, "rendezvous"), "rendezvous", None, "2 of 2", id="rendezvous"),
-        pytest.param(
-            shows(False, "succeeded", 0), shows(False, "succeeded", 0), "succeeded", 0, "code 0", id="succeeded"
-        ),
-        pytest.param(
-            shows(True, "training", steps="1.0,5"),
-            GONE,
-            "training",
-            None,
-            f"box2 (node 1) {LOST_HOST}",
-            id="training-and-gone",
-        ),
-        pytest.param(
-            shows(False, "failed", 3), GONE, "failed", 3, f"code 3; box2 (node 1) {LOST_HOST}", id="failed-and-gone"
-        ),
-        pytest.param(GONE, lost(0), "failed", 137, f"node 0 was lost; box1 (node 0) {LOST_HOST}", id="node-0-gone"),
-        pytest.param(shows(True, "training", steps="1.0,5"), lost(0), "training", None, "1 of 2", id="goes-on-alone"),
-        pytest.param(GONE, GONE, "unknown", None, f"box1 (node 0) {LOST_HOST}", id="gone"),
-        pytest.param(shows(False), shows(False), "lost", 137, "node.log", id="silent"),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "state", "code", "facts"), STATES.values(), ids=STATES)
 def test_the_status_of_a_run_follows_from_what_its_hosts_show(
     first: Output, second: Output, state: str, code: int | None, facts: str
 ) -> None:
