@@ -22,7 +22,9 @@ from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
 from ddpwire.run_files import read_starts
 
-JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
+JOB = JobSpec(
+    name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"}, time_limit="4h"
+)
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
 CARRIED = json.dumps(JOB.env)
@@ -98,8 +100,10 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
     }
 
 
-def test_what_slurm_knows_is_read_from_slurm(stand_ins: StandIns) -> None:
-    done = stand_ins.run(JOB, SlurmOptions(), SLURM_JOB_NUM_NODES="3", SLURM_GPUS_ON_NODE="1", SLURM_JOB_ID="9072")
+def test_what_slurm_knows_is_read_from_slurm_and_a_module_may_fail(stand_ins: StandIns) -> None:
+    env = {"BASH_FUNC_module%%": '() { echo "$* $UNSET"; false; }', "SLURM_JOB_NUM_NODES": "3"}
+    options = SlurmOptions(modules=("cuda/12.4",))
+    done = stand_ins.run(JOB, options, SLURM_GPUS_ON_NODE="1", SLURM_JOB_ID="9072", **env)
     _, *nodes = done.of("ddprun")
     read = [config(call) for call in nodes]
     assert [(node.max_nodes, node.node_rank, node.local_world_size) for node in read] == [
@@ -171,6 +175,9 @@ def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engin
         assert (inside["TOKEN"], inside["DDP_JOB_ENV"]) == ("hidden", CARRIED)
     removed = [call.argv for call in done.of(engine) if call.argv[0] == "rm"]
     assert removed == [("rm", "--force", f"ddpctl-4711-{node}") for node in (0, 1)]
+    text = render_script(stand_ins.plan(JOB), options)
+    assert "--device=/dev/infiniband --ulimit=memlock=-1" in text
+    assert "trap '' TERM && exec tail" in text, "only the end of its task closes the pipe"
 
 
 def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
@@ -264,32 +271,33 @@ def wait_for_go(stand_ins: StandIns, go: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signals", "num_signals", "requeued"),
+    ("runtime", "signals", "num_signals", "requeued"),
     [
-        pytest.param(["USR1"], 1, True, id="warning"),
-        pytest.param(["USR2"], 1, False, id="stop"),
-        pytest.param(["TERM"], 1, False, id="kill-of-the-script"),
-        pytest.param(["USR1", "USR2"], 1, False, id="warning-and-stop"),
-        pytest.param(["USR2", "USR2"], 2, False, id="two-stops"),  # the second one kills
+        pytest.param("none", ["USR1"], 1, True, id="warning"),
+        pytest.param("none", ["USR2"], 1, False, id="stop"),
+        pytest.param("none", ["TERM"], 1, False, id="kill-of-the-script"),
+        pytest.param("none", ["USR1", "USR2"], 1, False, id="warning-and-stop"),
+        pytest.param("none", ["USR2", "USR2"], 2, False, id="two-stops"),  # the second one kills
+        pytest.param("pyxis", ["USR1"], 1, True, id="warning-in-a-container"),
     ],
 )
 def test_a_signal_is_handed_on_to_the_step(
-    stand_ins: StandIns, signals: list[str], num_signals: int, requeued: bool
+    stand_ins: StandIns, runtime: Runtime, signals: list[str], num_signals: int, requeued: bool
 ) -> None:
     signalled, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
     wait_for_go(stand_ins, go)
-    with start(stand_ins, SlurmOptions()) as job:
+    with start(stand_ins, SlurmOptions(runtime=runtime)) as job:
         assert job.stderr is not None
         until((run_dir / "step").exists)
         lines = [job.stderr.readline()]  # of the start
         for name in signals:
             job.send_signal(getattr(signal, f"SIG{name}"))
-            if name != "TERM":
+            if name != "TERM" and runtime == "none":
                 lines.append(job.stderr.readline())  # it was heard
         until(lambda: signalled.exists() and len(signalled.read_text().splitlines()) == num_signals)
         go.touch()
         assert job.wait(30) == 143
-    assert set(signalled.read_text().splitlines()) == {"--quiet --signal=TERM 4711.1"}
+    assert {line.removeprefix("--quiet ") for line in signalled.read_text().splitlines()} == {"--signal=TERM 4711.1"}
     assert len(signalled.read_text().splitlines()) == num_signals
     assert was_requeued(stand_ins) == requeued
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ from types import MappingProxyType
 
 import pytest
 from tests.in_process import ddpctl
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.answers import Answer, only, perform
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Host, Output
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.execution.node_probe import Probe
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
@@ -102,9 +105,12 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     assert written.argv == ("sh", "-c", 'mkdir -p "${1%/*}" && umask 077 && cat >"$1"', "ddpctl", "/r/night/secrets")
     assert written.stdin == "export TOKEN='it'\"'\"'s'\n"
     assert not any("it's" in (command.stdin or "") for command in commands if not command.secret)
-    commands, _ = submit(plan=plan, options=SlurmOptions(array="0-1"), **environ)
+    # Only sbatch can start an array, also in an allocation; it replaces what follows a single % in --output.
+    plan = replace(plan, folder="/r/9%night")
+    commands, _ = submit(plan=plan, options=SlurmOptions(array="0-1"), SLURM_JOB_ID="9", **environ)
     paths = [command.argv[-1] for command in commands if command.secret]
-    assert paths == ["/r/night/task-0/secrets", "/r/night/task-1/secrets"]
+    assert paths == ["/r/9%night/task-0/secrets", "/r/9%night/task-1/secrets"]
+    assert "--output=/r/9%%night/job-%a.log" in only(commands, "--parsable").argv
 
 
 @pytest.mark.parametrize(
@@ -158,6 +164,9 @@ def test_a_task_of_an_array_is_a_run_of_its_own() -> None:
     assert (task.name, task.checkpoint_dir) == ("night.task-4", "/r/night/task-4/checkpoints")
     assert task.job.env == {"SLURM_ARRAY_TASK_ID": "4"}
     assert (task.handle["job"], task.handle["dir"], task.logs_at) == ("7_4", "/r/night/task-4", "hpc:/r/night/task-4")
+    assert log_files(LogQuery(), task) == ("7_4", "+1", "", "/r/night/job-4.log")
+    with refused(ConfigError, "--task"):
+        log_files(LogQuery(timestamps=True), array)
 
 
 @pytest.mark.parametrize(
@@ -174,18 +183,46 @@ def test_stop_signals_the_job_and_says_whether_it_has_ended(
 
 @pytest.mark.parametrize(
     ("arguments", "fact"),
-    [(("launch", "--array", "0-3"), "local"), (("render", "--target", "slurm", "--array", "0-3;x"), "'0-3;x'")],
+    [
+        (("launch", "--array", "0-3"), "local"),
+        (("render", "--target", "slurm", "--array", "0-3;x"), "'0-3;x'"),
+        (("render", "--target", "slurm", "--array", "3-0"), "3-0"),
+    ],
 )
 def test_an_array_is_refused_on_another_target_and_if_it_is_no_range(arguments: tuple[str, ...], fact: str) -> None:
     done = ddpctl(*arguments)
     assert (done.returncode, "--array: " in done.stderr, fact in done.stderr) == (2, True, True)
 
 
+@pytest.fixture
+def slurm(tmp_path: Path) -> Path:
+    """The folder of a run, with stand-ins of Slurm's programs in ``bin``; what scancel is told is in ``told``."""
+    (tmp_path / "bin").mkdir()
+    for name, text in {
+        "scancel": f'echo "$*" >>{tmp_path}/told',
+        "sleep": "",
+        "sacct": "exit 1",
+        "scontrol": "",
+    }.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    return tmp_path
+
+
+def run_script(folder: Path, script: str, squeue: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script of the login node for the run in this folder, where squeue answers so."""
+    (folder / "bin/squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+    (folder / "bin/squeue").chmod(0o755)
+    argv = ["/bin/sh", "-c", script, "ddpctl", *arguments, str(folder), "1"]
+    env = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=20, check=False)
+
+
 ON_LOGIN = SlurmOptions(login="hpc", workdir="/p", runs="/r")
 SCRIPT = replace(PLAN, job=replace(PLAN.job, command=("train.py",)))
 
 
-def refused(reason: str) -> Output:
+def not_taken(reason: str) -> Output:
     """The answer of sbatch --test-only."""
     return Output(returncode=1, stderr=f"allocation failure: {reason}\n")
 
@@ -225,10 +262,47 @@ DRY_RUN = {"--parsable": Output(returncode=0, stdout="<job>")}
 
 @pytest.mark.parametrize(
     ("tested", "fact"),
-    [(TESTED, "2026-11-20T13:01:08"), (refused("Requested nodes are busy"), "Requested nodes are busy")],
+    [(TESTED, "2026-11-20T13:01:08"), (not_taken("Requested nodes are busy"), "Requested nodes are busy")],
 )
 def test_a_dry_run_notes_when_the_job_would_start_or_why_it_may_not(tested: Output, fact: str) -> None:
-    assert fact in submit(DRY_RUN | {"--test-only": tested})[1].note
+    listing = Output(returncode=0, stdout="SBATCH_ACCOUNT=me\n")
+    assert_names(submit(DRY_RUN | {"--test-only": tested, "printenv": listing})[1].note, fact, "SBATCH_ACCOUNT")
+    with refused(ConfigError, "Invalid partition"):  # as the launch would
+        submit(DRY_RUN | {"--test-only": not_taken("Invalid partition name specified")})
+
+
+@pytest.mark.parametrize(
+    ("how", "squeue", "code", "cancelled"),
+    [
+        ("INT", "echo 'COMPLETED|'", 0, ["--state=PENDING 7", "--batch --signal=INT 7"]),
+        ("KILL", "echo 'COMPLETED|'", 0, ["--state=PENDING 7", "--batch --signal=USR2 7", "7"]),
+        ("TERM", "exit 1", 69, ["--state=PENDING 7", "--batch --signal=USR2 7"]),
+    ],
+    ids=["Ctrl-C", "kill", "no-answer"],
+)
+def test_a_stop_ends_when_the_job_has_ended_and_is_no_success_while_slurm_does_not_answer(
+    how: str, squeue: str, code: int, cancelled: list[str], slurm: Path
+) -> None:
+    (slurm / "secrets").touch()
+    assert run_script(slurm, queue.STOP, squeue, "7", how, "9").returncode == code
+    assert (slurm / "told").read_text().splitlines() == [f"--quiet {rest}" for rest in cancelled]
+    assert (slurm / "secrets").exists() == (code != 0)
+    assert (slurm / "node-0/outcome.json").exists() == (how == "KILL")
+
+
+def test_a_run_inside_an_allocation_is_located_by_its_starts(slurm: Path) -> None:
+    (slurm / "job.sh").touch()
+    (slurm / "starts").write_text("slurm @12:7 0 20 900\n")
+    os.utime(slurm / "job.sh", (1, 1))
+    found = run_script(slurm, queue.LOCATE, "", UID)
+    located = Output(returncode=found.returncode, stdout=found.stdout)
+    handle = perform(SlurmTarget(DEFAULTS).locate(RUN), {"": located})[1].handle
+    assert (handle["job"], handle["pid"]) == ("7", "12")
+
+
+def test_the_time_of_a_start_is_when_its_nodes_were_placed() -> None:
+    command = only(perform(SlurmTarget(DEFAULTS).probe(RUN, Probe(placed=True)), {"": NONE})[0])
+    assert "cut -d' ' -f5 /r/night/starts" in str(command.stdin)
 
 
 DATA = Path(__file__).parents[2] / "data" / "slurm"
@@ -263,12 +337,14 @@ BOTH_SAVED = (("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED))
         (answered("7|N/A|FAILED|NonZeroExitCode|x|n[0-1]", *BOTH_SAVED[:1]), "stopped", 143, "stopped by SIGTERM"),
         (answered("7|N/A|NODE_FAIL|None|x|n[0-1]", *BOTH_RUN[:1]), "failed", 137, "job.log"),
         (answered("7|N/A|CANCELLED|None|x|"), "stopped", 143, "CANCELLED"),
+        (answered("7|N/A|CANCELLED|None|x|", *BOTH_RUN), "stopped", 137, "job.log"),
+        (answered("7|N/A|CONFIGURING|None|x|\n7|N/A|NODE_FAIL|None|x|"), "starting", None, "CONFIGURING"),
         (answered("", *BOTH_SAVED[1:]), "stopped", 143, "stopped by SIGTERM"),
         (answered(""), "lost", 137, "job.log"),
         (answered(f"error: slurm_load_jobs error: {UNREACHED}"), "unknown", None, UNREACHED),
     ],
     ids=["Resources", "requeued", "starting", "COMPLETING",
-         "FAILED", "NODE_FAIL", "CANCELLED", "outcome-alone", "nothing", "no-controller"],
+         "FAILED", "NODE_FAIL", "CANCELLED", "killed", "first-line", "outcome-alone", "nothing", "no-controller"],
 )  # fmt: skip
 def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(
     text: str, state: str, code: int | None, fact: str
