@@ -27,6 +27,7 @@ case $1 in
   delete) echo "${@:2}" >>"$CLUSTER/deleted" ;;
   logs)
     pod=$2
+    echo "$*" >>"$CLUSTER/followed"
     [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
     shown=0 # --since-time knows whole seconds only, and all lines are of one second
     while :; do
@@ -91,11 +92,11 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
 
 
 @contextlib.contextmanager
-def start(cluster: Cluster, *, uid: str = "", **given: Any) -> Iterator["subprocess.Popen[str]"]:
+def start(cluster: Cluster, *, created: float = 0.0, **given: Any) -> Iterator["subprocess.Popen[str]"]:
     """The program, which does not outlive its test."""
     folder = cluster.folder / "running"
     folder.mkdir(exist_ok=True)
-    run_store.save(replace(run_of("running"), created=0.0, uid=uid, folder=str(folder)))
+    run_store.save(replace(run_of("running"), created=created, folder=str(folder)))
     task = {"folder": str(folder), "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1}
     program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
     argv = [*program, json.dumps(asdict(Task(**{**task, **given})))]
@@ -120,20 +121,27 @@ def printed(cluster: Cluster) -> list[str]:
 
 def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cluster) -> None:
     lines = [f"[node0 rank0] step {step}" for step in range(1, 7)]
-    cluster.pods(pod(0, "x"))
+    cluster.pods(pod(0, "x", restarts=1))
+    (cluster.folder / "running-worker-0.previous").write_text("a line without its time\n")
     cluster.emit("running-worker-0", *lines[:3])
-    with start(cluster) as follower:
-        until(lambda: len(printed(cluster)) == 3)
+    with start(cluster, tail=9) as follower:
+        until(lambda: len(printed(cluster)) == 4)
         (cluster.folder / "running-worker-0.cut").touch()
         cluster.emit("running-worker-0", *lines[3:5])  # while nobody reads, or one of many short connections
-        until(lambda: len(printed(cluster)) == 5)
+        until(lambda: len(printed(cluster)) == 6)
         (cluster.folder / "running-worker-0.cut").unlink()
         cluster.emit("running-worker-0", lines[5])
-        until(lambda: len(printed(cluster)) == 6)
+        until(lambda: len(printed(cluster)) == 7)
         (cluster.folder / "running-worker-0.done").touch()
         cluster.job("succeeded")
         follower.communicate(timeout=60)
-    assert printed(cluster) == lines
+    assert printed(cluster) == [*lines, "a line without its time"]
+    _, first, *again = (cluster.folder / "followed").read_text().splitlines()
+    assert again
+    assert [("--tail 9" in call, "--since-time" in call) for call in (first, *again)] == [
+        (True, False),
+        *[(False, True)] * len(again),
+    ]
 
 
 def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> None:
@@ -151,6 +159,13 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
         _, stderr = follower.communicate(timeout=60)
     assert "--force" not in stderr  # no advice to delete it again
     assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
+
+
+def test_a_job_that_its_launch_still_creates_is_waited_for(cluster: Cluster) -> None:
+    (cluster.folder / "pytorchjobs.kubeflow.org").write_text("")
+    with start(cluster, created=time.time()) as follower:
+        assert follower.stderr is not None
+        assert follower.stderr.readline().startswith("[running] starting")
 
 
 def test_a_cluster_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:

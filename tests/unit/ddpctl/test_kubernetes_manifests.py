@@ -191,6 +191,17 @@ def test_an_ended_job_is_deleted_after_the_time_of_keep(keep: dict[str, Any], tt
         assert times == ([str(ttl)] if ttl else []), word
 
 
+def test_a_pod_knows_whether_it_is_replaced_and_only_from_a_launch_its_image() -> None:
+    def variables(job: JobSpec, uid: str = "", **options: Any) -> set[str]:
+        draft = replace(draft_of(job, KubernetesOptions(**options)), plan=plan_of(job, uid=uid))
+        return {entry["name"] for entry in WORKLOADS["pytorchjob"].pod(draft)["spec"]["containers"][0]["env"]}
+
+    own = {"DDP_NODE_REPLACED", "DDP_IMAGE"}
+    assert own & variables(JOB, "12ab") == own
+    assert own & variables(JOB) == {"DDP_NODE_REPLACED"}
+    assert own & (variables(replace(JOB, nodes="1")) | variables(JOB, restart="Never")) == set()
+
+
 @pytest.mark.parametrize("nodes", ["4", "1:4"])
 @pytest.mark.parametrize("word", WORKLOADS)
 def test_ddpctl_gives_a_pod_the_number_of_nodes_once(word: str, nodes: str) -> None:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
-from tests.messages import assert_names
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.answers import matching, only, perform
 from tests.unit.ddpctl.kubernetes_judges import faults
 from tests.unit.ddpctl.kubernetes_lab import JOB, KUBECTL, VIEW, draft_of, lines, plan_of
@@ -151,6 +152,9 @@ def test_the_jobs_own_size_precedes_that_of_the_runtime(job: JobSpec, cpu: Any, 
     for name, expected in (("cpu", cpu), ("memory", memory)):
         assert tuple(resources[part].get(name) for part in ("requests", "limits")) == expected
     assert (resources["limits"]["nvidia.com/gpu"], resources["limits"]["rdma/hca"]) == ("2", 1)
+    amd = PLATFORM.replace("nvidia.com/gpu: 8", "amd.com/gpu: 8")
+    with refused(ConfigError, "amd.com/gpu"):  # which no rank would use
+        objects_of(amd, replace(job, device="cpu"), gpu_resource="amd.com/gpu")
 
 
 def test_the_numbers_of_nodes_and_ranks_of_the_runtime_are_replaced() -> None:

@@ -115,9 +115,11 @@ TRAINER = Output(returncode=0, stdout='{"resources": [{"name": "trainjobs"}]}')
         ({"/apis/trainer": TRAINER}, "PyTorchJob", "training-operator"),
         ({"/openapi": Output(returncode=0, stdout='{"runtimePatches": {}}'), "/apis/kubeflow.org": ABSENT,
           "/apis/trainer": TRAINER}, "TrainJob", "Kubeflow Trainer"),
+        ({"/openapi": Output(returncode=0, stdout="{}"), "/apis/kubeflow.org": ABSENT, "/apis/trainer": TRAINER}, "Job",
+         "older than 2.2"),
         ({"/apis/kubeflow.org": ABSENT}, "Job", "no Kubeflow operator"),
     ],
-    ids=["training-operator", "trainer", "no operator"],
+    ids=["training-operator", "trainer", "old trainer", "no operator"],
 )  # fmt: skip
 def test_the_workload_is_what_the_cluster_serves(answers: Mapping[str, Output], kind: str, reason: str) -> None:
     commands, submission = submit(answers)
@@ -135,12 +137,18 @@ def test_a_workload_and_a_namespace_that_are_named_are_used() -> None:
     assert kinds(matching(commands, CREATE)) == ["NetworkPolicy", "Service", "Secret", "Job"]
     handle = {"workload": "job", "context": "lab", "namespace": "team", "logs": "ddpctl logs digits-otter"}
     assert submission.handle == handle
+    assert_names(submission.note, "10 s", "600 s")  # how long a new pod may be delayed
+    _, options = perform(KubernetesTarget(KubernetesOptions()).resolve(), cluster())
+    assert (options.context, options.namespace) == ("lab", "ml")
 
 
-def test_a_train_job_is_not_validated_before_its_runtime_exists() -> None:
-    commands, _ = submit({"--raw": OK}, workload="trainjob")
+def test_a_train_job_is_not_validated_and_not_created_before_its_runtime_exists() -> None:
+    early = Output(returncode=1, stderr="denied the request: trainingRuntime must be created before the TrainJob\n")
+    answers = iter((early, UID))
+    commands, _ = submit({"--raw": OK, OF_JOB: lambda _: next(answers)}, workload="trainjob")
+    assert [command.argv for command in matching(commands, "sleep")] == [("sleep", "1")]
     assert kinds(matching(commands, DRY_RUN)) == ["Pod", "TrainingRuntime", "NetworkPolicy"]
-    assert kinds(matching(commands, CREATE)) == ["NetworkPolicy", "TrainingRuntime", "Secret", "TrainJob"]
+    assert kinds(matching(commands, CREATE)) == ["NetworkPolicy", "TrainingRuntime", "Secret", *["TrainJob"] * 2]
 
 
 def test_the_secrets_of_a_job_and_of_its_store_go_through_stdin_alone() -> None:

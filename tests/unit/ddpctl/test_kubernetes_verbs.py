@@ -1,5 +1,6 @@
 """The other verbs of the target kubernetes: whole command lines, and what it reports of a real cluster's answers."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from tests.unit.ddpctl.kubernetes_lab import KUBECTL, as_run, cluster, lines, re
 
 from ddpctl.command import Command, Output
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
+from ddpctl.execution.node_probe import Probe
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
@@ -70,10 +72,10 @@ def test_a_run_that_has_ended_has_no_node_that_is_alive() -> None:
     assert (state.has_logs, state.has_files) == (False, True)
 
 
-def with_outcomes(output: Output, outcome: Outcome, **metadata: Any) -> Output:
-    """The answer, in which each container has ended with this outcome."""
+def with_outcomes(output: Output, *outcomes: Outcome, **metadata: Any) -> Output:
+    """The answer, in which the containers have ended with these outcomes in turn."""
     answer = json.loads(output.stdout)
-    for pod in answer["items"]:
+    for pod, outcome in zip(answer["items"], itertools.cycle(outcomes), strict=False):
         pod["metadata"] |= metadata
         for container in pod["status"]["containerStatuses"]:
             container["state"] = {"terminated": {"exitCode": 75, "message": termination_message(outcome)}}
@@ -83,9 +85,10 @@ def with_outcomes(output: Output, outcome: Outcome, **metadata: Any) -> Output:
 def test_the_cause_of_a_failed_job_is_its_outcome_even_while_pods_are_deleted() -> None:
     message = "rank 1 on node 0 ran out of memory and was killed: 2 GiB. A restart did not help"
     outcome = Outcome(code=137, cause="oom", message=message, node=0, rank=1, attempt=2)
-    job, pods = (as_run(f"{kind}/failed-exitcode", "digits-otter", "failcode") for kind in ("jobs", "pods"))
+    job = as_run("jobs/failed-exitcode", "digits-otter", "failcode")
+    lost = Outcome(code=137, cause="node_lost", message="node 1 was lost", node=1)
     deleted = {"deletionTimestamp": "2026-11-20T09:01:00Z", "deletionGracePeriodSeconds": 60}
-    _, state = status({GET_JOB: job, GET_PODS: with_outcomes(pods, outcome, **deleted)})
+    _, state = status({GET_JOB: job, GET_PODS: with_outcomes(RUNNING, lost, outcome, **deleted)})
     assert (state.state, state.code, state.outcome) == ("failed", 137, outcome)
     assert_names(state.message, "rank 1 on node 0", "2 GiB")
 
@@ -134,10 +137,24 @@ def test_logs_of_a_node_and_of_ranks_are_filtered_by_their_prefix() -> None:
         f"{FILTER} -E '^([^ []+ )?.?\\[node[0-9]+ rank(2|3)\\] ' "
         "kubectl --context lab --namespace ml logs digits-otter-worker-1 --container pytorch"
     ]
+    alone = replace(RUN, job=replace(RUN.job, nodes="1", gpus=1))  # its lines have no prefix
+    commands, _ = perform(TARGET.logs(alone, LogQuery(ranks=(0,))), {GET_PODS: RUNNING})
+    assert lines(commands[1:])[0].startswith(f"{FILTER} -vE ")
     commands = []
-    with refused(NoInputError, "digits-otter", "0 to 1", "0 to 3"):
-        perform(TARGET.logs(RUN, LogQuery(ranks=(9,))), {}, commands)
+    for query in (LogQuery(ranks=(9,)), LogQuery(nodes=(2,))):
+        with refused(NoInputError, "digits-otter", "0 to 1", "0 to 3"):
+            perform(TARGET.logs(RUN, query), {}, commands)
     assert commands == []
+
+
+def test_a_pod_that_reads_a_claim_is_deleted_before_and_after_a_pull_and_a_log_is_read_from_its_end() -> None:
+    commands: list[Command] = []
+    with refused(UnavailableError, "digits-otter-pull"):
+        perform(TARGET.pull(KEPT, "/out"), {"wait pod/": Output(returncode=1, stderr="timed out")}, commands)
+    assert [" delete pod " in line for line in lines(commands)] == [False, True, False, False, True]
+    ended = as_run("pods/succeeded", "digits-otter", "succeeded")
+    commands, _ = perform(TARGET.probe(RUN, Probe()), {GET_PODS: ended})
+    assert [line.endswith("--tail=2000") for line in lines(matching(commands, " logs "))] == [True, True]
 
 
 NAMED = "digits-otter --ignore-not-found --wait=false"
@@ -261,6 +278,8 @@ def test_a_job_that_a_user_has_suspended_is_resumed_and_one_of_its_queue_is_not(
     commands: list[Command] = []
     if annotations:
         perform(TARGET.suspend(RUN, again=True), {GET_JOB: job}, commands)
+        assert '"ddpctl.suspended": null' in lines(commands)[-1]
+        assert '"ddpctl.suspended": "true"' in lines(perform(TARGET.suspend(RUN, again=False), {})[0])[-1]
     else:
         assert_names(status({GET_JOB: job})[1].message, "gpus")
         with refused(ConfigError, "gpus"):
@@ -272,14 +291,11 @@ def test_a_pod_of_a_job_that_has_failed_does_not_start_again() -> None:
     outcome = Outcome(code=3, cause="error", message="rank 1 on node 0 exited with 3", node=0, rank=1)
     pods = as_run("pods/running", "digits-otter", "running")
     job = as_run("jobs/failed-exitcode", "digits-otter", "failcode")
-    ended = with_outcomes(pods, outcome)
-    _, state = status({GET_JOB: job, GET_PODS: ended})
+    _, state = status({GET_JOB: job, GET_PODS: with_outcomes(pods, outcome)})
     assert state.state == "failed"
     assert [report.note for report in state.nodes] == [
         f"digits-otter-worker-{node}: exit code 3: {outcome.message}" for node in (0, 1)
     ]
-    _, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: ended})
-    assert [report.note == f"digits-otter-worker-{node}: exit code 3" for node, report in enumerate(state.nodes)]
 
 
 @pytest.mark.parametrize(("uid", "state"), [(OTHER_UID.stdout, "lost"), (UID.stdout, "running")])
