@@ -36,7 +36,7 @@ def facts(number: int = 1, **changes: str | tuple[str, ...] | None) -> Output:
     answers: dict[str, Any] = {
         "id": "1000:1000",
         "home": "/home/alice",
-        "ssh": f"10.0.0.9 4000 10.0.0.{number} 22",
+        "ssh": f"192.168.0.9 4000 192.168.0.{number} 22",
         "writable": "yes",
         "disk": "104857600",
         "flock": "yes",

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.messages import refused
 from tests.unit.ddpctl.answers import OK, Answer, only, perform
 from tests.unit.ddpctl.kaggle_answers import DATA, answer, argv
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Output, write_file
-from ddpctl.errors import DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets import LogQuery, Submission
@@ -31,6 +32,7 @@ SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
 SLOW = Output(returncode=124, stderr="no answer within 30 s")
 NO_CLIENT = Output(returncode=127, stderr="kaggle: not found")
 WHEEL, VIEW, PUSH = "ddpctl.files.own_wheel", "kaggle config view", "kernels push"
+METADATA = "kernel-metadata.json"
 # What the client and this machine answer, by a part of the command line.
 ANSWERS: Mapping[str, Answer] = {
     WHEEL: Output(returncode=0, value="d2hlZWw="),
@@ -40,6 +42,9 @@ ANSWERS: Mapping[str, Answer] = {
     "cat model.py": Output(returncode=0, stdout="LAYERS = 3\n"),
 }
 SCRIPT = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1"), max_restarts=0, hang_timeout=900))
+
+
+ONE_RANK = replace(RUN, job=replace(JOB, gpus=1))
 
 
 def push(
@@ -74,6 +79,8 @@ def test_submit_packs_its_wheel_writes_two_files_and_pushes_them() -> None:
         Command(argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"), timeout_s=300, starts=True),
     ]
     assert commands[-1].argv[:-1] == argv("push")[:-1]
+    assert "'export', '--best'" in written(commands, "night.ipynb"), "only of what ddptrain has trained"
+    assert "'export', '--best'" not in written(push(plan=SCRIPT)[0], "night.ipynb")
     assert submission == Submission(
         handle=HANDLE,
         note=submission.note,
@@ -92,9 +99,10 @@ def test_the_owner_is_the_user_of_the_client_and_a_time_limit_is_the_sessions() 
     assert "os.environ['DDP_KAGGLE_SESSION_S'] = '7200'" in written(commands, "night.ipynb")
 
 
-@pytest.mark.parametrize(
-    "nobody", [NO_CLIENT, answer("config-view-no-login")], ids=["no client", "nobody is logged in"]
-)
+NOBODY = (NO_CLIENT, answer("config-view-no-login"), Output(returncode=0, stdout="- username: None\n"))
+
+
+@pytest.mark.parametrize("nobody", NOBODY, ids=["no client", "nobody is logged in", "no name"])
 def test_files_of_an_unknown_owner_have_a_placeholder_that_the_note_explains(nobody: Output) -> None:
     _, (files, note) = perform(KaggleTarget(KaggleOptions()).files(PLAN), {**ANSWERS, VIEW: nobody})
     assert list(files) == ["night.ipynb", "kernel-metadata.json"]
@@ -137,6 +145,12 @@ def test_a_file_that_cannot_be_read_is_named_and_nothing_is_pushed(output: Outpu
     assert [command for command in commands if not command.probe] == []
     assert "model.py" in str(error.value)
     assert "/p" in str(error.value)
+    with refused(ConfigError, "model.py"):  # it would be a magic
+        perform(target.submit(SCRIPT, attached=False), {**ANSWERS, "cat model.py": replace(OK, stdout="%%bash\n")})
+    commands = []
+    with refused(UnavailableError, "/r/night/kaggle"):
+        perform(target.submit(PLAN, attached=False), {**ANSWERS, METADATA: Output(returncode=1)}, commands)
+    assert [command for command in commands if command.starts] == []
 
 
 def test_a_resumed_run_has_the_former_notebooks_output_among_its_inputs() -> None:
@@ -161,8 +175,9 @@ def test_a_refused_push_has_its_type_and_what_to_do(line: str) -> None:
         Output(returncode=124, stderr="no answer within 300 s"),
         Output(returncode=1, stderr="HTTPSConnectionPool(host='www.kaggle.com', port=443): Read timed out."),
         Output(returncode=0, stdout="Something new"),
+        Output(returncode=-9),
     ],
-    ids=["no answer", "read timed out", "other client"],
+    ids=["no answer", "read timed out", "other client", "killed client"],
 )
 def test_a_push_whose_reply_is_lost_may_have_started_a_session(pushed: Output) -> None:
     with pytest.raises(UnavailableError) as error:
@@ -208,7 +223,7 @@ STOPPED = Output(returncode=0, stdout=json.dumps([{"stream_name": "stdout", "tim
         ("complete", STOPPED, "stopped", 143, "stopped by SIGTERM"),
         ("complete", answer("logs-404"), "succeeded", 0, ""),
         ("error", answer("logs-name-error"), "failed", 1, "NameError: name 'lauch' is not defined"),
-        ("error-memory", answer("logs-404"), "failed", 1, "allocate more memory than is available"),
+        ("error-memory", answer("logs-name-error"), "failed", 1, "allocate more memory than is available"),
         ("error-timeout", answer("logs-404"), "failed", 1, "max allowed execution duration"),
     ],
 )
@@ -237,6 +252,10 @@ def test_followed_logs_wait_for_the_beginning_and_the_end_of_the_session() -> No
     commands = follow(LogQuery(follow=True), "queued", "running", "running", "complete")
     stream = Command(argv=argv("logs-follow"), mode="stream", timeout_s=None)
     assert commands == [STATUS, SLEEP, STATUS, stream, STATUS, SLEEP, STATUS, LOG]
+    with refused(ConfigError, "--rank"):
+        follow(LogQuery(follow=True, ranks=(1,)), "running")
+    away, _ = perform(KaggleTarget(KaggleOptions()).logs(RUN, LogQuery(follow=True)), {"kernels status": SLOW})
+    assert (away.count(STATUS), away.count(stream)) == (12, 1), "after six tries without an answer it goes on"
 
 
 def test_logs_of_a_rank_are_chosen_from_the_whole_log() -> None:
@@ -247,6 +266,8 @@ def test_logs_of_a_rank_are_chosen_from_the_whole_log() -> None:
     )
     printed = Command(argv=("cat",), stdin="[node0 rank1] d\n", mode="stream", timeout_s=None)
     assert commands == [replace(LOG, timeout_s=3600), printed]
+    alone, _ = perform(target.logs(ONE_RANK, LogQuery(ranks=(0,))), {"kernels logs": replace(OK, stdout="a\n")})
+    assert alone[-1].stdin == "a\n", "the lines of a single rank have no prefix"
     assert selected(lines, LogQuery(nodes=(0,))) == f"{lines}\n"
     assert selected(lines, LogQuery(nodes=(1,))) == selected(lines, LogQuery(tail=0)) == ""
     assert selected(json.dumps([{"data": "a\nb"}, {"data": "c"}]), LogQuery(tail=2)) == "a\nbc\n"
@@ -268,3 +289,8 @@ def test_pull_downloads_the_output() -> None:
     assert (command.argv, command.timeout_s) == (argv("output"), 3600)
     with pytest.raises(NoInputError):
         perform(target.pull(RUN, "/out"), {"kernels output": answer("logs-404")})
+    with refused(UsageError, "--best"):
+        perform(target.pull(RUN, "/out", best=True), {})
+    options = KaggleOptions()
+    assert (options.job_defaults, [*options.problems(JOB)]) == ({"gpus": 2}, [])
+    assert [key for key, _ in options.problems(replace(JOB, time_limit="11m"))] == ["job.time_limit"]

@@ -17,7 +17,7 @@ from tests.unit.ddpctl.answers import OK, Answer, matching, only, perform
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.execution.node_probe import Probe, ProbeResult, probe_script, read_probe
 from ddpctl.job.launch_plan import CHECK_PYTHON, Plan
 from ddpctl.job.spec import JobSpec
@@ -84,19 +84,29 @@ def test_submit_checks_the_machine_and_starts_every_node() -> None:
         ({CHECK: Output(returncode=127, stderr="/venv/bin/python: not found")}, UnavailableError, "'python'"),
         ({CHECK: SLOW}, UnavailableError, "no answer within 30 s"),
         ({"test -f": Output(returncode=1)}, NoInputError, "train.py"),
+        ({"urandom": Output(returncode=1, stderr="No space left")}, CannotWriteError, "No space left"),
         (
             {"ddprun.nodectl port": Output(returncode=69, stderr="port 40001 is held by pid 7 (nc -l)\n")},
             UnavailableError,
             "port 40001 is held by pid 7 (nc -l)",
         ),
     ],
-    ids=["no-torch", "no-ddprun", "no-python", "no-answer", "no-script", "port-held"],
+    ids=["no-torch", "no-ddprun", "no-python", "no-answer", "no-script", "full-disk", "port-held"],
 )
 def test_submit_refuses_a_machine_that_cannot_run_the_job(
     answers: dict[str, Output], kind: type[DdpctlError], cause: str
 ) -> None:
     with refused(kind, cause):
         submit(answers)
+
+
+def test_a_module_that_is_not_there_and_mig_for_several_ranks_are_refused() -> None:
+    with refused(NoInputError, "-m pkg", "/project"):
+        submit(
+            {"sys.exit(66": Output(returncode=66)}, plan=replace(PLAN, job=replace(JOB, command=("-m", "pkg.train")))
+        )
+    with refused(ConfigError, "CUDA_VISIBLE_DEVICES", "--device cpu"):
+        submit({"ddprun.nodectl gpus": replace(OK, stdout="MIG-1\n" * 4)})
 
 
 OUTCOME = {"code": 3, "cause": "error", "message": "rank 2 on node 1 exited with 3", "node": 1, "rank": 2}
@@ -166,6 +176,7 @@ def test_stop_signals_every_node_and_says_whether_all_have_ended(
     last = "false" if gone else "true"
     answer = Output(returncode=0, stdout=f'{{"alive": false}}\n{{"alive": {last}}}\n')
     commands, ended = perform(TARGET.stop(RUN, signal=signal, wait=wait), {"": answer})
+    assert only(commands).timeout_s == wait_s + 45, "the answer comes after the wait"
     assert (shell_line(only(commands)), ended) == (
         f"/venv/bin/python -P -m ddprun.nodectl signal --signal {signal} --wait {wait_s} "
         "/runs/digits-otter/node-0 /runs/digits-otter/node-1",
@@ -183,8 +194,13 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
         "exit $((PET_NODE_RANK * 3))\n"
     )
     stand_in.chmod(0o755)
-    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
-    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    gpus = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    target, env = (
+        LocalTarget(LocalOptions(python=str(stand_in))),
+        {"PATH": "/usr/bin:/bin", "RUN_DIR": f"{tmp_path}/run"},
+    )
+    script = target.render(replace(PLAN, job=replace(JOB, env=JOB.env | gpus)))
+    assert "\ntrap : INT " in script, "the nodes get Ctrl-C, too"
     done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
     assert done.returncode == 3
     assert str(tmp_path / "run") in done.stderr
@@ -194,7 +210,7 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
     assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] {carried} {args}\n"
 
     done = subprocess.run(
-        ["/bin/bash", "-c", script],
+        ["/bin/bash", "-c", target.render(PLAN)],
         env={**env, "CUDA_VISIBLE_DEVICES": "1"},
         capture_output=True,
         text=True,

@@ -1,7 +1,12 @@
 """What a cell shows of its run, and which earlier run it continues from."""
 
+import contextlib
+import linecache
+import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,15 +14,17 @@ from tests.messages import refused
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl import notebook
-from ddpctl.errors import UsageError
+from ddpctl.errors import ConfigError, UsageError
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
-from ddpctl.notebook import session
-from ddpctl.notebook.progress import Progress, last_attempts, summary
+from ddpctl.notebook import rank_main, serialization, session
+from ddpctl.notebook.progress import Progress, curve, last_attempts, summary
 from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
+from ddpctl.runs.run_status import RunStatus
 from ddpwire.history import HEADER, HISTORY, line, read_history
+from ddpwire.run_files import Outcome
 
 
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +64,16 @@ def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tm
     run_store.save(replace(run_store.load(tmp_path, "night"), **elsewhere))
     with refused(UsageError, "resume='night'", "/runs/night/c"):
         session._resumed(context, "night", Program("train()", ""))
+    with refused(UsageError, "lambda"):
+        session._resumed(context, True, session.program_of(lambda: None))
+
+
+def test_a_run_that_goes_on_is_not_continued(context: AppContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(context.root, "night", 1.0)
+    looked: list[str] = []
+    monkeypatch.setattr(session.launcher, "check_alone", lambda _, run: looked.append(run.name))
+    assert session._resumed(context, "night", Program("train()", "")) is not None
+    assert looked == ["night"]
 
 
 FIELDS: dict[str, Any] = {
@@ -72,16 +89,92 @@ FIELDS: dict[str, Any] = {
 
 
 def test_the_arguments_of_launch_become_a_job() -> None:
-    job = session._job("train.py", ("--lr", 0.1), {}, {**FIELDS, "ranks": 1, "env": {"LR": "1"}, "time_limit": "2h"})
+    job = session._job("My_fit.py", ("--lr", 0.1), {}, {**FIELDS, "ranks": 1, "env": {"LR": "1"}, "time_limit": "2h"})
     assert job == JobSpec(
-        name="train",
-        command=("train.py", "--lr", "0.1"),
+        name="my-fit",
+        command=("My_fit.py", "--lr", "0.1"),
         gpus=2,
         ranks=1,
         device="cpu",
         env={"LR": "1"},
         time_limit="2h",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "fields", "fact"),
+    [("Night", {}, {}, "'Night'"), (None, {"a": 1}, {}, "kwargs"), (None, {}, {"notify": ("env:NONE",)}, "NONE")],
+)
+def test_arguments_that_cannot_be_are_refused(
+    name: str | None, kwargs: dict[str, int], fields: dict[str, Any], fact: str, context: AppContext
+) -> None:
+    with refused(UsageError, "launch", fact):
+        session.run("train.py", args=(), kwargs=kwargs, name=name, resume=False, **FIELDS | fields)
+
+
+def test_a_session_of_kaggle_needs_its_gpus_and_prints_its_end(
+    context: AppContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    assert session._job("train.py", (), {}, FIELDS | {"device": None}).device == "cuda"
+    outcome = Outcome(code=3, cause="error", message="it failed")
+    session._print_end(context, run_of(), RunStatus(run="night", state="failed", message="", code=3, outcome=outcome))
+    assert 'ddpctl outcome {"code": 3, "cause": "error", "message": "it failed"}\n' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cause", "code", "fails"), [("stopped", 143, False), ("stopped", 130, True), ("error", 1, True)]
+)
+def test_a_run_that_has_saved_at_its_deadline_has_not_failed(
+    cause: str, code: int, fails: bool, tmp_path: Path
+) -> None:
+    story = {"message": "X", "cell": "Cell In[3]", "line": 7, "traceback": "", "original": pickle.dumps(KeyError("a"))}
+    (tmp_path / "failure-rank-1.pkl").write_bytes(pickle.dumps(story))
+    state = RunStatus(
+        run="night", state="failed", message="", code=code, outcome=Outcome(code=code, cause=cause, message="", rank=1)
+    )
+    with pytest.raises(notebook.RankError) if fails else contextlib.nullcontext() as raised:
+        session._judge(run_of(), state, tmp_path)
+    if raised is not None:
+        assert (raised.value.cell, raised.value.line, type(raised.value.__cause__)) == ("Cell In[3]", 7, KeyError)
+
+
+def countdown(number: int) -> int:
+    return 0 if number == 0 else countdown(number - 1)
+
+
+@pytest.mark.parametrize(("rank", "number", "code", "files"), [
+    (0, 3, 0, ["result.pkl"]), (1, 3, 0, []), (1, "three", 1, ["failure-rank-1.pkl"]),
+])  # fmt: skip
+def test_a_rank_calls_the_function_and_rank_0_alone_returns_its_result(
+    rank: int, number: Any, code: int, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(countdown, "__module__", "__main__")
+    monkeypatch.setattr(sys, "path", ["/added", *sys.path])
+    (tmp_path / "call.pkl").write_bytes(serialization.pack(countdown, (number,), {}))
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    monkeypatch.setattr(sys, "argv", ["rank_main", str(tmp_path / "call.pkl")])
+    monkeypatch.setattr(linecache, "cache", {})
+    monkeypatch.setenv("RANK", str(rank))
+    assert (rank_main.main(), "/added" in sys.path) == (code, True)
+    assert (
+        sorted(path.name for path in tmp_path.glob("*-*.pkl"))
+        + sorted(path.name for path in tmp_path.glob("result.pkl"))
+        == files
+    )
+    assert {__file__} <= linecache.cache.keys()
+
+
+def test_a_tensor_on_a_gpu_and_a_large_call_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        device = SimpleNamespace(type="cuda")
+
+    monkeypatch.setattr(serialization, "LARGE_BYTES", 10)
+    with refused(ConfigError, "countdown()", "MB"):
+        serialization.pack(countdown, (1,), {})
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor, nn=SimpleNamespace(Module=())))
+    with refused(ConfigError, "countdown()", "args[0].cpu()"):
+        serialization.pack(countdown, (Tensor(),), {})
 
 
 def row(step: int, **values: float) -> dict[str, float]:
@@ -121,6 +214,12 @@ def test_the_last_picture_is_the_runs_end_and_a_run_that_reports_nothing_has_non
     write(tmp_path, *rows)
     progress.update(last=True)
     assert [output["text/plain"] for output in cell.outputs] == ["step 90   loss 1.0000"] * reports
+    (tmp_path / HISTORY).write_bytes(b"\xff")  # it is being written
+    progress.update(last=True)
+    assert len(cell.outputs) == 2 * reports
+    resumed = curve([row(80, loss=2.0), row(90, loss=1.0)])
+    assert resumed is not None
+    assert resumed["steps"][0][1] == "80", "it has no values before"
 
 
 def test_the_line_says_how_far_it_is() -> None:

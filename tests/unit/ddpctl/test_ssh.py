@@ -40,6 +40,7 @@ from ddpctl.runs.run_store import Run
 from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import env_file
 from ddpctl.targets.ssh.target import SshTarget
 
@@ -105,6 +106,15 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
     assert "--volume=/home/alice/.ddpctl/runs/night/checkpoints:/checkpoints " in text
 
 
+def test_roots_folders_are_given_to_the_image_and_a_port_and_spares_are_as_the_job_has_them() -> None:
+    plan = replace(PLAN, job=replace(JOB, nodes="1", spares=1, port=4000))
+    commands, submission = submit(facts(1, id="0:0"), facts(2), plan=plan)
+    owned, other = (command.stdin or "" for command in matching(commands, START))
+    assert ("chown -R 10001:10001 " in owned, "--user=10001:10001 " in owned, "chown" in other) == (True, True, False)
+    assert only(commands, "ddprun.nodectl port").argv[-2:] == ("--want", "4000")
+    assert "checkpoint_copies" in submission.note
+
+
 def test_more_nodes_than_hosts_are_refused_before_a_host_is_asked() -> None:
     plan = replace(PLAN, job=replace(JOB, nodes="3"))
     with pytest.raises(ConfigError) as error:
@@ -117,6 +127,9 @@ def test_nodes_that_do_not_start_are_named_with_their_causes() -> None:
     with pytest.raises(UnavailableError) as error:
         submit(facts(1), facts(2), answers={START: by_host(OK, full)})
     assert [line for line in str(error.value).splitlines() if line.startswith("box")] == ["box2: no space left"]
+    with pytest.raises(UnavailableError) as error:  # it may have been started
+        submit(facts(1), facts(2), answers={START: Output(returncode=124)})
+    assert error.value.fields["submission"].handle["hosts"] == (0, 1)
     refused = Output(returncode=73, stderr="mkdir: cannot create directory '/proc/nope'\n")
     with pytest.raises(CannotWriteError) as both:
         submit(facts(1), facts(2), answers={START: refused})
@@ -296,6 +309,10 @@ def test_logs_ask_the_node_of_a_rank() -> None:
     logs = only(perform(SshTarget(OPTIONS).logs(RUN, query), {})[0])
     assert (logs.host, logs.mode, logs.timeout_s) == (HOSTS[1].host, "stream", None)
     assert logs.stdin == scripts.logs("~/.ddpctl", "night", 1, query.files(RUN)[1], query)
+    both, _ = perform(SshTarget(OPTIONS).logs(RUN, LogQuery()), {})
+    connects, prints = both[:2], both[2:]
+    assert ([command.argv for command in connects], len(prints)) == ([("true",)] * 2, 2)
+    assert [command.host for command in connects] == [command.host for command in prints]
     with pytest.raises(NoInputError, match="'night'"):
         perform(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), {"": Output(returncode=66)})
 
@@ -316,6 +333,8 @@ def test_stop_asks_every_host_and_names_one_that_does_not_answer() -> None:
     for options, part in ((OPTIONS, "docker kill --signal INT $ids "), (BARE, "nodectl signal --signal INT --wait 0 ")):
         commands, _ = perform(SshTarget(options).stop(RUN, signal="INT", wait=False), answers)
         assert part in str(commands[0].stdin)
+    commands, _ = perform(SshTarget(OPTIONS).stop(RUN, signal="KILL"), answers)
+    assert "/node-0/outcome.json ] || printf " in str(commands[0].stdin), "an outcome is kept"
     answers = {"": by_host(Output(returncode=0, stdout='{"alive": false}\n'), GONE)}
     with pytest.raises(UnavailableError) as error:
         perform(SshTarget(BARE).stop(RUN, signal="KILL"), answers)
@@ -335,6 +354,21 @@ def test_execute_goes_into_the_container() -> None:
     )
     command = only(perform(SshTarget(BARE).execute(RUN, node=0, argv=("echo", "a b"), tty=True), {"": OK})[0])
     assert (command.argv, command.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
+
+
+def test_a_sync_removes_old_files_before_it_sends_and_its_archives_afterwards() -> None:
+    listed = {"files": {"a.py": "new"}, "sizes": {"a.py": 5}, "left_out": [], "rsync": False, "zstd": False}
+    answers = {
+        "stat --printf": Output(returncode=0, stdout="\0".join(("/home/x", "", "", "3 1.0 644 ./old/b.py", ""))),
+        "tar --create": Output(returncode=0, stdout="7\nAAAA"),
+        "project_files": Output(returncode=0, stdout=json.dumps(listed)),
+    }
+    verb = sync([Host(address="box1")], cwd="/p", home="~/.ddpctl", run="night", run_dir="/r")
+    removed, packed, sent, cleared, linked = perform(verb, answers)[0][2:]
+    assert (removed.stdin, removed.argv[-1].endswith("-type d -empty -delete")) == ("old/b.py\0", True)
+    assert (packed.argv[4], sent.stdin, cleared.argv) == ("/r/project.tar.0", "AAAA", ("rm", "-f", "/r/project.tar.0"))
+    copy = '"$HOME"/.ddpctl/runs/night/project'
+    assert f"rm -rf {copy}\ncp -al . {copy}\n" in str(linked.stdin)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ddpctl.command import Output
 from ddpctl.targets.ssh import claims, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
+from ddpwire.run_files import COPY, COPY_PART
 
 OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
 FOLDER = scripts.claims_folder(OPTIONS.home)
@@ -105,6 +106,22 @@ def test_the_cores_of_a_host_do_not_depend_on_the_variables_of_openmp() -> None:
         return next(line for line in done.stdout.splitlines() if line.startswith("load ")).split()[2]
 
     assert load(OMP_NUM_THREADS="77") == load(OMP_THREAD_LIMIT="1") == str(len(os.sched_getaffinity(0)))
+
+
+def test_launches_wait_in_line_without_the_lock(host: Host) -> None:
+    for run in ("night", "day"):
+        host.wait(run)
+    assert host.line() == ["night", "day"]
+
+
+def test_a_copy_that_was_cut_is_no_checkpoint(host: Host) -> None:
+    (host.home / "c").mkdir()
+    for name in ("step-1.pt", COPY_PART):
+        (host.home / "c" / name).touch()
+    text = scripts.facts_script(OPTIONS, image="", script=None, checkpoints="~/c")
+    assert "\ncheckpoint " not in host.run(text).stdout
+    (host.home / "c" / COPY).touch()
+    assert "\ncheckpoint step-1.pt\n" in host.run(text).stdout
 
 
 def test_two_runs_share_a_host_and_who_dies_loses_its_gpus(host: Host) -> None:

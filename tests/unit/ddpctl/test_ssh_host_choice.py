@@ -15,7 +15,7 @@ from ddpctl.errors import UnavailableError
 from ddpctl.job.launch_plan import Plan
 from ddpctl.targets.ssh.host_choice import Choice, choose, wait_in_line
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.preflight import Facts, parse_facts
+from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
 from ddpctl.targets.ssh.target import SshTarget
 
 BOXES = tuple(SshHost(address=f"box{number}") for number in (1, 2, 3, 4))
@@ -64,6 +64,8 @@ def test_hosts_with_their_own_numbers_of_gpus_keep_their_order() -> None:
 def test_the_first_hosts_are_taken_and_a_dead_or_excluded_one_is_passed_over() -> None:
     choice, commands = chosen(PLAN)
     assert (choice.numbers, choice.notes, commands) == ((0, 1), (), ["box1", "box2"]), "no spare is asked"
+    elastic = replace(PLAN, job=replace(PLAN.job, nodes="1:2"))
+    assert chosen(elastic, box2=DEAD, box3=DEAD, box4=DEAD)[0].numbers == (0,)
     choice, commands = chosen(PLAN, box2=DEAD)
     assert (choice.numbers, commands) == ((0, 2), ["box1", "box2", "box3", "box4"])
     (note,) = choice.notes
@@ -176,6 +178,12 @@ def test_who_waits_behind_is_not_in_the_way() -> None:
     assert (fact.ahead("me"), fact.ahead("you"), fact.ahead("none")) == (("you",), (), ("you", "me", "late"))
 
 
+def test_a_report_names_the_node_that_uses_a_gpu_and_fails_where_that_is_unknown() -> None:
+    first, *_ = host_report(BOXES[0], facts(1, gpu=GPUS, claim="night 1 970 none GPU-0")).gpus
+    assert (first.run, first.node, first.since) == ("night", 1, 970)
+    assert host_report(BOXES[0], facts(1, gpu=GPUS, claims_error="locked")).failure == "locked"
+
+
 def test_a_wait_ends_after_its_time() -> None:
     with pytest.raises(UnavailableError) as error:
         wait(BOXES[:2], {"box2": [line("you", "me", free=0)] * 9}, clock=(1000, 1059, 1061))
@@ -192,13 +200,25 @@ STATE = "node.json"  # a part of the script that shows the state of a node
 
 
 def test_a_lost_node_starts_on_a_spare() -> None:
-    states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": facts(4)}
-    commands, moved = perform(SshTarget(OPTIONS).replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
+    target, with_spares = SshTarget(OPTIONS), replace(ON_TWO, job=replace(ON_TWO.job, spares=1))
+    assert (target.has_spares(ON_TWO), target.has_spares(with_spares)) == (True, False)
+    states, spares = by_host(shows("rendezvous"), DEAD), {"box3": DEAD, "box4": facts(4, gpu=GPUS)}
+    commands, moved = perform(target.replace_lost(ON_TWO), {FACTS: spares, **ANSWERS, STATE: states})
     assert (moved.nodes, moved.handle["hosts"], moved.handle["lost_hosts"]) == ((1,), [0, 3], [1])
     start = only(commands, START)
     assert start.host == BOXES[3].host
     assert "PET_NODE_RANK=1\nPET_MASTER_ADDR=10.0.0.1\nPET_MASTER_PORT=61000\n" in str(start.stdin)
+    assert "DDP_DEVICE=cpu" in str(start.stdin), "as the run was launched"
     assert [fact in moved.note for fact in ("node 1", "box4", "box2")] == [True] * 3
+    again = replace(ON_TWO, handle={**ON_TWO.handle, "lost_hosts": [2]})
+    _, moved = perform(target.replace_lost(again), {FACTS: spares, **ANSWERS, STATE: states})
+    assert moved.handle["lost_hosts"] == [2, 1]
+    assert [str(host) for host, _ in target.roots(replace(ON_TWO, handle=moved.handle))] == [
+        "box1",
+        "box4",
+        "box3",
+        "box2",
+    ]
 
 
 @pytest.mark.parametrize(
