@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.kubernetes_lab import DATA, recorded, run_of
 
 from ddpctl.job.spec import JobSpec
 from ddpctl.runs.run_status import RunStatus
 from ddpctl.targets.kubernetes.kubectl import error_of
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
-from ddpctl.targets.kubernetes.status import fold, unexplained
+from ddpctl.targets.kubernetes.status import fold, is_lost, unexplained
 
 PYTORCHJOB = WORKLOADS["pytorchjob"]
 KINDS = {"PyTorchJob": PYTORCHJOB, "Job": WORKLOADS["job"]}
@@ -103,6 +104,31 @@ def test_a_recorded_run_has_its_state_and_its_message_names_the_reason(name: str
     assert (status.state, "-" if status.code is None else str(int(status.code))) == (expected, code)
     assert (" ".join(str(node.node) for node in status.nodes if node.alive) or "-") == alive
     assert [fact for fact in named if fact not in status.message] == []
+
+
+def test_a_pod_of_an_unreachable_machine_is_lost_when_its_grace_has_ended_and_another_one_later() -> None:
+    metadata = {"deletionTimestamp": "2026-11-20T09:08:00Z"}
+    tainted = {"metadata": metadata, "status": {"conditions": [{"reason": "DeletionByTaintManager"}]}}
+    other = {"metadata": metadata}
+    assert [is_lost(pod, RECORDED + late_s) for pod in (tainted, other) for late_s in (0, 60)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_a_failed_pod_is_replaced_after_a_delay_that_doubles() -> None:
+    pod = states()["indexed-failing"][1][0]
+    notes = pod["metadata"].setdefault("annotations", {})
+    notes["batch.kubernetes.io/job-index-failure-count"] = "2"
+    pod["metadata"].pop("deletionTimestamp")
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    ended |= {"exitCode": 137, "finishedAt": "2026-11-20T09:08:00Z"}
+    note = next(
+        node.note for node in status_of("indexed-failing", RECORDED + 15, pods=[pod]).nodes if node.note != "no pod"
+    )
+    assert_names(note, "25 s")
 
 
 def test_a_deleted_job_is_stopping_while_it_has_pods() -> None:

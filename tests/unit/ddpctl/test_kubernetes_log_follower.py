@@ -16,7 +16,10 @@ from tests.fixtures.nodes import until
 from tests.unit.ddpctl.kubernetes_lab import DATA, run_of
 
 from ddpctl.runs import run_store
+from ddpctl.targets.kubernetes.files import PLACED, keep_placed
 from ddpctl.targets.kubernetes.log_follower import Task
+from ddpwire import log_record
+from ddpwire.history import HISTORY
 
 # `get KIND...` prints the file KIND. `logs POD` prints the file POD line by line until POD.done is there, or POD.cut if
 # the connection is lost. Two lines each have the same time.
@@ -86,6 +89,7 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
         },
         "status": {
             "phase": "Running",
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-20T09:00:00Z"}],
             "containerStatuses": [{"name": "pytorch", "restartCount": restarts, "state": {state: details}}],
         },
     }
@@ -123,7 +127,10 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
     lines = [f"[node0 rank0] step {step}" for step in range(1, 7)]
     cluster.pods(pod(0, "x", restarts=1))
     (cluster.folder / "running-worker-0.previous").write_text("a line without its time\n")
-    cluster.emit("running-worker-0", *lines[:3])
+    (cluster.folder / "there").mkdir()
+    (cluster.folder / "there" / HISTORY).write_text("time\n1.0\n")
+    record = [f"[node0] {line}" for line in log_record.pack(cluster.folder / "there", 60.0)]
+    cluster.emit("running-worker-0", *record, *lines[:3])
     with start(cluster, tail=9) as follower:
         until(lambda: len(printed(cluster)) == 4)
         (cluster.folder / "running-worker-0.cut").touch()
@@ -136,6 +143,10 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
         cluster.job("succeeded")
         follower.communicate(timeout=60)
     assert printed(cluster) == [*lines, "a line without its time"]
+    kept = cluster.folder / "running/node-0"
+    assert ((kept / HISTORY).read_text(), (kept / PLACED).read_text()) == ("time\n1.0\n", "1795165200.0\n")
+    keep_placed(kept.parent, {0: (9.0,)})
+    assert (kept / PLACED).read_text() == "1795165200.0\n", "when it was first scheduled"
     _, first, *again = (cluster.folder / "followed").read_text().splitlines()
     assert again
     assert [("--tail 9" in call, "--since-time" in call) for call in (first, *again)] == [

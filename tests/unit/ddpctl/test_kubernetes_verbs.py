@@ -38,7 +38,11 @@ def status(answers: Mapping[str, Answer], *, run: Run = RUN, now: float = 2000.0
 
 
 def test_status_asks_once_for_jobs_and_pods() -> None:
-    commands, state = status({GET_JOB: as_run("jobs/running", "digits-otter", "running"), GET_PODS: RUNNING})
+    pods = json.loads(RUNNING.stdout)
+    replaced = {**pods["items"][0]["metadata"], "name": "replaced", "creationTimestamp": "2000-01-01T00:00:00Z"}
+    pods["items"].append({**pods["items"][0], "metadata": replaced})
+    job = as_run("jobs/running", "digits-otter", "running")
+    commands, state = status({GET_JOB: job, GET_PODS: replace(RUNNING, stdout=json.dumps(pods))})
     assert lines(commands) == [
         f"{KUBECTL} get pytorchjobs.kubeflow.org --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
         f"{KUBECTL} get pods --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
@@ -192,11 +196,15 @@ def test_stop_saves_the_logs_before_it_deletes_anything_and_again_when_the_pods_
     assert steps == sorted(steps)
     run, nodes = matching(commands, "kubernetes.files")[-1].call.args
     assert (run, nodes[1]) == (RUN, {"node.log": "2026-11-20T09:00:00.1Z [node0] ready\n"})
+    commands, _ = perform(TARGET.stop(RUN, signal="TERM", wait=False), {GET_PODS: RESTARTED})
+    last = lines(matching(commands, " logs "))[-4:]
+    assert [line.partition("--timestamps ")[2] for line in last] == ["--previous", "--follow"] * 2
 
 
 def test_a_stop_without_the_right_names_the_role_and_a_resume_of_what_is_gone_names_the_launch() -> None:
     with refused(ConfigError, "k8s/rbac.yaml"):
         perform(TARGET.stop(RUN, signal="TERM"), {" delete ": recorded("bad/rbac-delete")})
+    perform(TARGET.stop(RUN, signal="TERM"), {"delete configmaps,secrets": NO_RIGHT})  # its run had no Secret
     with refused(ConfigError, "ddpctl launch --resume digits-otter"):
         perform(TARGET.suspend(RUN, again=True), {" patch ": recorded("bad/get-notfound")})
 

@@ -103,7 +103,7 @@ def test_the_arguments_of_launch_become_a_job() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kwargs", "fields", "fact"),
-    [("Night", {}, {}, "'Night'"), (None, {"a": 1}, {}, "kwargs"), (None, {}, {"notify": ("env:NONE",)}, "NONE")],
+    [("Night", {}, {}, "'Night'"), (None, {"a": 1}, {}, "kwargs"), (None, {}, {"gpus": 3, "ranks": 2}, "gpus (3")],
 )
 def test_arguments_that_cannot_be_are_refused(
     name: str | None, kwargs: dict[str, int], fields: dict[str, Any], fact: str, context: AppContext

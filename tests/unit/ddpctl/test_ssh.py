@@ -356,6 +356,15 @@ def test_execute_goes_into_the_container() -> None:
     assert (command.argv, command.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
 
 
+def test_what_is_outside_of_a_runs_folder_is_pulled_named_and_removed_with_it() -> None:
+    target = SshTarget(replace(BARE, project="sync", environment="/p/uv.lock"))
+    asked, _ = perform(target.made(RUN), {})
+    assert {str(command.stdin).endswith("/runs/night && made_summary\n") for command in asked} == {True}
+    assert "/.ddpctl/environments" in target.remove_outside()
+    first, *_ = next(target.pull(replace(RUN, checkpoint_dir="box1:/nfs/night"), "/out"))
+    assert "/nfs/night" in str(first.stdin)
+
+
 def test_a_sync_removes_old_files_before_it_sends_and_its_archives_afterwards() -> None:
     listed = {"files": {"a.py": "new"}, "sizes": {"a.py": 5}, "left_out": [], "rsync": False, "zstd": False}
     answers = {
