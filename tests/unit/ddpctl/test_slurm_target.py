@@ -198,12 +198,9 @@ def test_an_array_is_refused_on_another_target_and_if_it_is_no_range(arguments: 
 def slurm(tmp_path: Path) -> Path:
     """The folder of a run, with stand-ins of Slurm's programs in ``bin``; what scancel is told is in ``told``."""
     (tmp_path / "bin").mkdir()
-    for name, text in {
-        "scancel": f'echo "$*" >>{tmp_path}/told',
-        "sleep": "",
-        "sacct": "exit 1",
-        "scontrol": "",
-    }.items():
+    told = f'echo "$*" >>{tmp_path}/told'
+    programs = {"squeue": 'eval "$SQUEUE"', "scancel": told, "sleep": "", "sacct": "exit 1", "scontrol": ""}
+    for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     return tmp_path
@@ -211,10 +208,8 @@ def slurm(tmp_path: Path) -> Path:
 
 def run_script(folder: Path, script: str, squeue: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a script of the login node for the run in this folder, where squeue answers so."""
-    (folder / "bin/squeue").write_text(f"#!/bin/sh\n{squeue}\n")
-    (folder / "bin/squeue").chmod(0o755)
     argv = ["/bin/sh", "-c", script, "ddpctl", *arguments, str(folder), "1"]
-    env = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+    env = {"PATH": f"{folder}/bin:/usr/bin:/bin", "SQUEUE": squeue}
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=20, check=False)
 
 
