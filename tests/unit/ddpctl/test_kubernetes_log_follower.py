@@ -95,19 +95,22 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
     }
 
 
-@contextlib.contextmanager
-def start(cluster: Cluster, *, created: float = 0.0, **given: Any) -> Iterator["subprocess.Popen[str]"]:
-    """The program, which does not outlive its test."""
+def start(cluster: Cluster, *, uid: str = "", created: float = 0.0, **given: Any) -> "subprocess.Popen[str]":
     folder = cluster.folder / "running"
     folder.mkdir(exist_ok=True)
-    run_store.save(replace(run_of("running"), created=created, folder=str(folder)))
+    run_store.save(replace(run_of("running"), created=created, uid=uid, folder=str(folder)))
     task = {"folder": str(folder), "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1}
     program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
     argv = [*program, json.dumps(asdict(Task(**{**task, **given})))]
     env = {**os.environ, "PATH": f"{cluster.folder}/bin:/usr/bin:/bin", "CLUSTER": str(cluster.folder)}
     with (cluster.folder / "out").open("w") as out:
-        follower = subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
-    with follower:
+        return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.PIPE, text=True)
+
+
+@contextlib.contextmanager
+def following(cluster: Cluster, **given: Any) -> Iterator["subprocess.Popen[str]"]:
+    """The program, which does not outlive its test."""
+    with start(cluster, **given) as follower:
         try:
             yield follower
         finally:
@@ -131,7 +134,7 @@ def test_after_a_lost_connection_a_log_continues_after_its_last_line(cluster: Cl
     (cluster.folder / "there" / HISTORY).write_text("time\n1.0\n")
     record = [f"[node0] {line}" for line in log_record.pack(cluster.folder / "there", 60.0)]
     cluster.emit("running-worker-0", *record, *lines[:3])
-    with start(cluster, tail=9) as follower:
+    with following(cluster, tail=9) as follower:
         until(lambda: len(printed(cluster)) == 4)
         (cluster.folder / "running-worker-0.cut").touch()
         cluster.emit("running-worker-0", *lines[3:5])  # while nobody reads, or one of many short connections
@@ -160,7 +163,7 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
     lost["metadata"]["deletionTimestamp"] = "2026-11-20T09:08:30Z"
     ending["metadata"]["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
     cluster.pods(lost, ending)
-    with start(cluster, replace_lost=True) as follower:
+    with following(cluster, replace_lost=True) as follower:
         until((cluster.folder / "deleted").exists)
         cluster.pods(lost, pod(1, "yyy"))
         until(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
@@ -174,7 +177,7 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
 
 def test_a_job_that_its_launch_still_creates_is_waited_for(cluster: Cluster) -> None:
     (cluster.folder / "pytorchjobs.kubeflow.org").write_text("")
-    with start(cluster, created=time.time()) as follower:
+    with following(cluster, created=time.time()) as follower:
         assert follower.stderr is not None
         assert follower.stderr.readline().startswith("[running] starting")
 
@@ -182,7 +185,7 @@ def test_a_job_that_its_launch_still_creates_is_waited_for(cluster: Cluster) -> 
 def test_a_cluster_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:
     job = cluster.folder / "pytorchjobs.kubeflow.org"
     job.rename(cluster.folder / "kept")
-    with start(cluster) as follower:
+    with following(cluster) as follower:
         line = follower.stderr.readline() if follower.stderr else ""
         assert line.startswith("[running] kubectl")
         assert "120 s" in line
@@ -193,7 +196,7 @@ def test_a_cluster_that_does_not_answer_is_waited_for(cluster: Cluster) -> None:
 
 def test_a_cluster_that_does_not_answer_for_too_long_ends_the_follower(cluster: Cluster) -> None:
     (cluster.folder / "pytorchjobs.kubeflow.org").unlink()
-    with start(cluster, unreachable_s=0.5) as follower:
+    with following(cluster, unreachable_s=0.5) as follower:
         _, stderr = follower.communicate(timeout=60)
     assert follower.returncode == 69
     assert stderr.splitlines()[-1].startswith("ddpctl: kubectl")

@@ -22,9 +22,7 @@ from ddprun.settings.node_config import NodeConfig, read_config
 from ddprun.settings.options import parse
 from ddpwire.run_files import read_starts
 
-JOB = JobSpec(
-    name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"}, time_limit="4h"
-)
+JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
 CARRIED = json.dumps(JOB.env)
@@ -66,7 +64,8 @@ def test_the_runs_of_the_target_hold_the_run_unless_it_has_a_folder(given: dict[
 
 
 def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: StandIns) -> None:
-    done = stand_ins.run(JOB, SlurmOptions(), PET_NODE_RANK="7", SLURM_NTASKS="9", DDP_LIFELINE_FD="3")
+    job = replace(JOB, time_limit="4h")  # which begins when the job starts
+    done = stand_ins.run(job, SlurmOptions(), PET_NODE_RANK="7", SLURM_NTASKS="9", DDP_LIFELINE_FD="3")
     run_dir = f"{stand_ins.folder}/runs/train-4711"
     step = ("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--export=ALL", "--input=none", "--cpus-per-task=4",
             "--mpi=none", "--kill-on-bad-exit=0", "--wait=0")  # fmt: skip
@@ -146,7 +145,7 @@ def test_a_script_outside_of_a_job_a_secret_that_is_not_set_and_a_folder_that_ca
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
 def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engine: Any) -> None:
-    job = replace(JOB, mounts=("/data:/data:ro",), secrets=("TOKEN",), shm="4Gi", device="cpu")
+    job = replace(JOB, mounts=("/data:/data:ro",), secrets=("TOKEN",), shm="4Gi", device="cpu", time_limit="4h")
     options = SlurmOptions(runtime=engine, runtime_args=("--device=/dev/x y",))
     site = {"NCCL_IB_HCA": "mlx5", "UCX_TLS": "rc", "LD_PRELOAD": ""}
     env = {"TOKEN": "hidden", "MEMORY": "MinMemoryCPU=512M", "SLURM_MEM_PER_NODE": "9", "SLURM_CPUS_ON_NODE": "4"}

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 from tests.in_process import ddpctl
-from tests.messages import assert_names, refused
+from tests.messages import assert_names
 from tests.unit.ddpctl.answers import Answer, only, perform
 from tests.unit.ddpctl.records import run_of
 
@@ -165,7 +165,7 @@ def test_a_task_of_an_array_is_a_run_of_its_own() -> None:
     assert task.job.env == {"SLURM_ARRAY_TASK_ID": "4"}
     assert (task.handle["job"], task.handle["dir"], task.logs_at) == ("7_4", "/r/night/task-4", "hpc:/r/night/task-4")
     assert log_files(LogQuery(), task) == ("7_4", "+1", "", "/r/night/job-4.log")
-    with refused(ConfigError, "--task"):
+    with pytest.raises(ConfigError, match="array"):
         log_files(LogQuery(timestamps=True), array)
 
 
@@ -217,29 +217,34 @@ ON_LOGIN = SlurmOptions(login="hpc", workdir="/p", runs="/r")
 SCRIPT = replace(PLAN, job=replace(PLAN.job, command=("train.py",)))
 
 
-def not_taken(reason: str) -> Output:
+def refused(reason: str) -> Output:
     """The answer of sbatch --test-only."""
     return Output(returncode=1, stderr=f"allocation failure: {reason}\n")
 
 
 @pytest.mark.parametrize(
-    ("options", "tested", "facts"),
+    ("tested", "cause"),
     [
-        (DEFAULTS, GONE, ("not installed", "'login'")),
-        (DEFAULTS, Output(returncode=124, stderr="no answer within 30 s"), ("no answer within 30 s", "'login'")),
-        (ON_LOGIN, GONE, ("not installed", "hpc", "'login'")),
-        (ON_LOGIN, Output(returncode=255, stderr="no answer from hpc:22\n"), ("hpc: no answer from hpc:22",)),
+        pytest.param(GONE, "not installed", id="no-sbatch"),
+        pytest.param(Output(returncode=124, stderr="no answer within 30 s"), "no answer within 30 s", id="no-answer"),
     ],
-    ids=["no-sbatch", "no-answer", "no-sbatch-on-login", "no-login"],
 )
-def test_a_machine_without_slurm_is_refused_before_anything_is_made(
-    options: SlurmOptions, tested: Output, facts: tuple[str, ...]
-) -> None:
+def test_a_machine_without_slurm_is_refused_before_anything_is_made(tested: Output, cause: str) -> None:
     commands: list[Command] = []
     with pytest.raises(UnavailableError) as raised:
-        perform(SlurmTarget(options).submit(PLAN, attached=True), ANSWERS | {"--test-only": tested}, commands)
-    assert [fact for fact in facts if fact not in f"{raised.value.message} {raised.value.hint}"] == []
+        perform(SlurmTarget(DEFAULTS).submit(PLAN, attached=True), ANSWERS | {"--test-only": tested}, commands)
+    assert (cause in raised.value.message, "'login'" in raised.value.hint) == (True, True)
     assert [command for command in commands if not command.probe] == []
+
+
+@pytest.mark.parametrize(
+    ("tested", "cause"),
+    [(GONE, "not installed"), (Output(returncode=255, stderr="no answer from hpc:22\n"), "no answer from hpc:22")],
+)
+def test_a_login_node_that_has_no_slurm_or_does_not_answer_is_named(tested: Output, cause: str) -> None:
+    with pytest.raises(UnavailableError) as raised:
+        submit({"--test-only": tested}, options=ON_LOGIN)
+    assert ("hpc" in raised.value.message, cause in raised.value.message) == (True, True)
 
 
 LOOK = "test -f train.py"
@@ -257,13 +262,13 @@ DRY_RUN = {"--parsable": Output(returncode=0, stdout="<job>")}
 
 @pytest.mark.parametrize(
     ("tested", "fact"),
-    [(TESTED, "2026-11-20T13:01:08"), (not_taken("Requested nodes are busy"), "Requested nodes are busy")],
+    [(TESTED, "2026-11-20T13:01:08"), (refused("Requested nodes are busy"), "Requested nodes are busy")],
 )
 def test_a_dry_run_notes_when_the_job_would_start_or_why_it_may_not(tested: Output, fact: str) -> None:
     listing = Output(returncode=0, stdout="SBATCH_ACCOUNT=me\n")
     assert_names(submit(DRY_RUN | {"--test-only": tested, "printenv": listing})[1].note, fact, "SBATCH_ACCOUNT")
-    with refused(ConfigError, "Invalid partition"):  # as the launch would
-        submit(DRY_RUN | {"--test-only": not_taken("Invalid partition name specified")})
+    with pytest.raises(ConfigError, match="Invalid partition"):  # as the launch would
+        submit(DRY_RUN | {"--test-only": refused("Invalid partition name specified")})
 
 
 @pytest.mark.parametrize(
@@ -348,9 +353,18 @@ def test_the_state_of_a_job_follows_from_squeue_and_its_nodes_files(
     assert (job.state, job.code, fact in job.message) == (state, code, True)
 
 
+def test_a_job_waits_for_the_success_of_another_run_and_leaves_the_queue_if_that_fails() -> None:
+    record, going = Output(returncode=0, value=RUN), answered("7|N/A|RUNNING|None|x|n0")
+    answers = {"==> squeue": Output(returncode=0, stdout=going), "run_store.read": record, **ANSWERS}
+    commands, _ = perform(SlurmTarget(SlurmOptions(after="night"), {}).submit(PLAN, attached=True), answers)
+    sent = only(commands, "--parsable /r/night/job.sh").argv
+    assert {"--dependency=afterok:7", "--kill-on-invalid-dep=yes"} <= {*sent}
+
+
 def test_a_job_that_never_started_has_no_log() -> None:
     cancelled = "7|N/A|CANCELLED|None|x|"
     assert not status(answered(cancelled)).has_logs
+    assert status(answered(""), now=1005.0).state == "starting", "Slurm may not know it yet"
     assert status(answered(cancelled, ("starts", "slurm 7 0 20 900\n"))).has_logs
 
 
