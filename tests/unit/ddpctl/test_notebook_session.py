@@ -4,18 +4,21 @@ import contextlib
 import linecache
 import pickle
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl import notebook
 from ddpctl.errors import ConfigError, UsageError
 from ddpctl.execution.executor import Executor
+from ddpctl.job.launch_plan import Request
 from ddpctl.job.spec import JobSpec
 from ddpctl.notebook import rank_main, serialization, session
 from ddpctl.notebook.progress import Progress, curve, last_attempts, summary
@@ -23,6 +26,7 @@ from ddpctl.notebook.session import Program, Tail
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_store import Run
 from ddpwire.history import HEADER, HISTORY, line, read_history
 from ddpwire.run_files import Outcome
 
@@ -46,7 +50,7 @@ def write_run(root: Path, name: str, created: float, program: Program | None = N
     handle = {session.FUNCTION: program.name, session.SOURCE: program.source} if program else {}
     command = fields.pop("command", ("train",))
     values = {"cwd": str(root), "folder": str(root / name), "handle": handle} | fields
-    (root / name).mkdir()
+    (root / name).mkdir(parents=True)
     run_store.save(run_of(name, created=created, job=JobSpec(command=command), **values))
 
 
@@ -112,6 +116,59 @@ def test_arguments_that_cannot_be_are_refused(
         session.run("train.py", args=(), kwargs=kwargs, name=name, resume=False, **FIELDS | fields)
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_cell_follows_its_function_and_leaves_only_its_record(
+    interrupted: bool, context: AppContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, events = context.root / "runs", list[str]()
+    answers = iter([KeyboardInterrupt(), KeyboardInterrupt(), None, None] if interrupted else [None])
+
+    def called(event: str) -> None:
+        events.append(event)
+        if error := next(answers, None):
+            raise error
+
+    class Stopper:
+        times = 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def __call__(self) -> None:
+            self.times += 1
+            with (root / "night/node-0/node.log").open("a") as log:
+                log.write(", saved")
+            called("stop")
+
+    def started(_: AppContext, request: Request, *, attached: bool) -> Run:
+        write_run(root, "night", 1.0)
+        (root / "night/node-0").mkdir()
+        write(root / "night/node-0", row(90, loss=1.0))
+        for name, text in (("node.log", "half a line"), ("outcome.json", "{}")):
+            (root / "night/node-0" / name).write_text(text)
+        Path(request.job.command[-1]).with_name("result.pkl").write_bytes(pickle.dumps(7))
+        return run_store.load(root, "night")
+
+    def status(*_: object) -> tuple[RunStatus, ...]:
+        called("status")
+        return (RunStatus(run="night", state="succeeded", message="", code=0),)
+
+    def executor(environ: Mapping[str, str], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(reap=lambda: events.append(environ["MPLBACKEND"]))
+
+    monkeypatch.setattr(session, "_executor", session._executor.__wrapped__)
+    monkeypatch.setattr(session, "Executor", executor)
+    for name, function in (("start", started), ("status", status), ("Stopper", Stopper)):
+        monkeypatch.setattr(session.launcher, name, function)
+    with pytest.raises(KeyboardInterrupt) if interrupted else contextlib.nullcontext():
+        assert session.run(countdown, args=(1,), kwargs={}, name=None, resume=False, **FIELDS) == 7
+    assert events == [*(["status", "stop", "stop"] if interrupted else []), "status", "agg"]
+    assert sorted(path.name for path in root.iterdir()) == ["night"], "without the call"
+    assert session.program_of_run(run_store.load(root, "night")) == session.program_of(countdown)
+    printed = capsys.readouterr().out
+    assert ("half a line\n" in printed, "step 90   loss 1.0000\n" in printed) == (True, True)
+
+
 def test_a_session_of_kaggle_needs_its_gpus_and_prints_its_end(
     context: AppContext, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +176,11 @@ def test_a_session_of_kaggle_needs_its_gpus_and_prints_its_end(
     assert session._job("train.py", (), {}, FIELDS | {"device": None}).device == "cuda"
     outcome = Outcome(code=3, cause="error", message="it failed")
     session._print_end(context, run_of(), RunStatus(run="night", state="failed", message="", code=3, outcome=outcome))
+    error = ConfigError("too few", hint="use fewer", gpus_needed=2)
+    monkeypatch.setattr(session.launcher, "start", Mock(side_effect=error))
+    with refused(ConfigError):
+        session._start(context, Mock())
+    assert_names(error.hint, "GPU T4 x2")
     assert 'ddpctl outcome {"code": 3, "cause": "error", "message": "it failed"}\n' in capsys.readouterr().out
 
 
