@@ -198,8 +198,8 @@ def test_an_array_is_refused_on_another_target_and_if_it_is_no_range(arguments: 
 def slurm(tmp_path: Path) -> Path:
     """The folder of a run, with stand-ins of Slurm's programs in ``bin``; what scancel is told is in ``told``."""
     (tmp_path / "bin").mkdir()
-    told = f'echo "$*" >>{tmp_path}/told'
-    programs = {"squeue": 'eval "$SQUEUE"', "scancel": told, "sleep": "", "sacct": "exit 1", "scontrol": ""}
+    log_line = f'echo "$*" >>{tmp_path}/told'
+    programs = {"squeue": 'eval "$SQUEUE"', "scancel": log_line, "sleep": "", "sacct": "exit 1", "scontrol": ""}
     for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
@@ -208,7 +208,7 @@ def slurm(tmp_path: Path) -> Path:
 
 def run_script(folder: Path, script: str, squeue: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a script of the login node for the run in this folder, where squeue answers so."""
-    argv = ["/bin/sh", "-c", script, "ddpctl", *arguments, str(folder), "1"]
+    argv = ["/bin/sh", "-c", script, "ddpctl", *arguments]
     env = {"PATH": f"{folder}/bin:/usr/bin:/bin", "SQUEUE": squeue}
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=20, check=False)
 
@@ -284,7 +284,7 @@ def test_a_stop_ends_when_the_job_has_ended_and_is_no_success_while_slurm_does_n
     how: str, squeue: str, code: int, cancelled: list[str], slurm: Path
 ) -> None:
     (slurm / "secrets").touch()
-    assert run_script(slurm, queue.STOP, squeue, "7", how, "9").returncode == code
+    assert run_script(slurm, queue.STOP, squeue, "7", how, "9", str(slurm)).returncode == code
     assert (slurm / "told").read_text().splitlines() == [f"--quiet {rest}" for rest in cancelled]
     assert (slurm / "secrets").exists() == (code != 0)
     assert (slurm / "node-0/outcome.json").exists() == (how == "KILL")
@@ -294,8 +294,8 @@ def test_a_run_inside_an_allocation_is_located_by_its_starts(slurm: Path) -> Non
     (slurm / "job.sh").touch()
     (slurm / "starts").write_text("slurm @12:7 0 20 900\n")
     os.utime(slurm / "job.sh", (1, 1))
-    found = run_script(slurm, queue.LOCATE, "", UID)
-    located = Output(returncode=found.returncode, stdout=found.stdout)
+    answer = run_script(slurm, queue.LOCATE, "", UID, str(slurm), "1")
+    located = Output(returncode=answer.returncode, stdout=answer.stdout)
     handle = perform(SlurmTarget(DEFAULTS).locate(RUN), {"": located})[1].handle
     assert (handle["job"], handle["pid"]) == ("7", "12")
 

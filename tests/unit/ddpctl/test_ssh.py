@@ -358,8 +358,8 @@ def test_execute_goes_into_the_container() -> None:
 
 def test_what_is_outside_of_a_runs_folder_is_pulled_named_and_removed_with_it() -> None:
     target = SshTarget(replace(BARE, project="sync", environment="/p/uv.lock"))
-    asked, _ = perform(target.made(RUN), {})
-    assert {str(command.stdin).endswith("/runs/night && made_summary\n") for command in asked} == {True}
+    queries, _ = perform(target.made(RUN), {})
+    assert {str(command.stdin).endswith("/runs/night && made_summary\n") for command in queries} == {True}
     assert "/.ddpctl/environments" in target.remove_outside()
     first, *_ = next(target.pull(replace(RUN, checkpoint_dir="box1:/nfs/night"), "/out"))
     assert "/nfs/night" in str(first.stdin)
