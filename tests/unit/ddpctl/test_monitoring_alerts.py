@@ -122,7 +122,10 @@ def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monk
     assert not box.exists()
 
 
-def test_a_daemon_that_does_not_answer_is_named_before_a_file_is_written(compose: Path) -> None:
+def test_a_daemon_that_does_not_answer_is_named_before_a_file_is_written(
+    compose: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpctl.commands.monitor.READY_S", 0)
     program = compose.parent / "bin" / "docker"
     program.write_text('#!/bin/sh\n[ "$1" != version ] || { echo "no daemon" >&2; exit 1; }\n')
     done = ddpctl("monitor", "up")

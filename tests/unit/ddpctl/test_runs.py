@@ -4,6 +4,7 @@ import fcntl
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from ddpctl.job.spec import JobSpec
 from ddpctl.operations import launcher
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs import run_store
-from ddpctl.runs.run_status import RunStatus
+from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.runs.run_store import Run
 from ddpwire.run_files import Outcome
 
@@ -38,6 +39,7 @@ def calls_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CallsOf:
 
     def call(verb: Callable[..., object], run: Run, *arguments: object, **options: object) -> list[Any]:
         calls: list[Any] = []
+        codes: list[int] = []
         target = SimpleNamespace(
             logs=lambda _, query: calls.append(query),
             execute=lambda _, *, node, **__: calls.append(node),
@@ -55,10 +57,42 @@ def calls_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CallsOf:
         try:
             verb("night", *arguments, **options)
         except typer.Exit as end:
-            calls.append(end.exit_code)
+            codes.append(end.exit_code)
+        assert codes in ([], [0])
         return calls
 
     return call
+
+
+@pytest.mark.parametrize(("state", "is_asked"), [("running", True), ("stopping", True), ("starting", False)])
+def test_the_ranks_of_a_run_are_asked_while_they_run(
+    state: State, is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object, **__: object) -> None:
+        raise UnavailableError("asked")
+
+    monkeypatch.setattr(explain, "ask", ask)
+    with pytest.raises(UnavailableError, match="asked") if is_asked else nullcontext():
+        context: Any = None
+        explain.explain_run(context, make(tmp_path, "night", 1.0), RunStatus(run="night", state=state, message=""))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "launched", "ends_on"),
+    [({"tethered"}, True, ["SIGTERM", "SIGHUP"]), (set(), True, ["SIGTERM"]), ({"tethered"}, False, [])],
+)
+def test_the_signals_to_ddpctl_that_stop_a_run_are_those_of_the_launch_that_it_depends_on(
+    capabilities: set[str], launched: bool, ends_on: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals: list[str] = []
+    target = SimpleNamespace(capabilities=capabilities, logs=lambda *_: None, exit_message=lambda _: "")
+    monkeypatch.setattr(launcher, "target_of", lambda _: target)
+    monkeypatch.setattr(launcher, "Stopper", lambda *_, ends_on, **__: signals.extend(end.name for end in ends_on))
+    monkeypatch.setattr(launcher, "_ended", lambda *_: None)
+    executor: Any = SimpleNamespace(perform=lambda _: None)
+    context = AppContext(executor=executor, root=tmp_path, emit=print)
+    launcher.follow(context, make(tmp_path, "night", 1.0), launched=launched)
+    assert signals == ends_on
 
 
 SPARES = JobSpec(nodes="2", spares=1)
@@ -70,7 +104,7 @@ def test_a_node_is_the_machine_that_has_taken_its_place(
     run = replace(make(tmp_path, "night", 1.0), job=SPARES)
     (query,) = calls_of(runs.logs, run, node=[0])
     assert query.nodes == (2,)
-    assert calls_of(runs.execute, run, ["true"]) == [2, 0]
+    assert calls_of(runs.execute, run, ["true"]) == [2]
     with refused(NoInputError, "--node 3", code=66):
         calls_of(runs.execute, run, ["true"], node=3)
     known = Explanation(cause="none", sentence="", fault=False, evidence=("a line",))
@@ -109,7 +143,7 @@ def test_export_reads_the_checkpoints_where_they_are_with_a_python_of_this_machi
 
 
 def test_a_pull_waits_for_no_other_and_says_what_is_not_there_yet(tmp_path: Path) -> None:
-    run = replace(make(tmp_path, "night", 1.0), kind="kubernetes", options={})
+    run = replace(make(tmp_path, "night", 1.0), kind="ssh", options={"hosts": [{"address": "b1"}]})
     context = launcher.open_context({"DDPCTL_STATE_DIR": str(tmp_path)})
     (Path(run.folder) / "launch.lock").touch()
     with refused(NoInputError, "night", code=66):
