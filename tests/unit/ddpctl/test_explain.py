@@ -242,9 +242,10 @@ def test_a_link_that_is_down_is_named_and_no_rank():
     )
     assert (facts(explanation), explanation.node) == (("network", None, True), None)
     check_names(explanation, "node 0 and node 1", "40 s")
+    links = [["0A", "0B", 90, 0]] * 2 + [["0B", "0A", 90, 0]] * 2
     for op, is_advised in (("all_reduce", True), ("broadcast", False)):
         waits = [*BEFORE, entered(8, NOW - 20, op=op, done=False)]
-        slow = explained(*(linked(rank(number, waits), ["0A", "0B", 90, 0]) for number in range(4)))
+        slow = explained(*(linked(rank(number, waits), link) for number, link in enumerate(links)))
         assert (slow.cause, "--communication" in slow.sentence) == ("network", is_advised)
     elsewhere = linked(rank(0, BEFORE, state="R"), ["0A", "7F", 90, 15])  # a service that no longer answers
     assert facts(explained(elsewhere, rank(1, BEFORE))) == ("unknown", None, False)
