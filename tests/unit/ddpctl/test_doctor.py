@@ -120,6 +120,21 @@ def test_a_refusal_of_ddprun_is_a_finding_of_its_node(monkeypatch, context):
         checks.examine(context, REQUEST)
 
 
+def test_the_run_of_a_check_is_bounded_starts_once_and_tells_nobody(monkeypatch, context):
+    jobs = []
+
+    def start(_: Any, request: Request, **__: Any) -> Run:
+        jobs.append(request.job)
+        raise UnavailableError("no")
+
+    monkeypatch.setattr(launcher, "start", start)
+    own = {"nodes": "3", "spares": 1, "checkpoint_copies": 2, "notify": ("true",), "time_limit": "9h"}
+    with pytest.raises(UnavailableError):
+        checks.run_check(context, replace(REQUEST, job=JobSpec(**own)), name="doctor", show=print)
+    expected = {"name": "doctor", "command": ("--record",), "max_restarts": 0, "time_limit": checks.TIME_LIMIT}
+    assert jobs == [JobSpec(nodes="3", **expected)]
+
+
 @pytest.mark.parametrize("workload", ["job", "pytorchjob", "trainjob"])
 def test_the_job_on_kubernetes_is_one_that_its_schemas_allow(workload):
     job = checks.job_of(replace(REQUEST.job, device="cuda", image="registry.example/train:1"))
@@ -137,16 +152,13 @@ def test_sizes_in_order_and_quantities_are_read_with_their_units() -> None:
         assert {text: read_quantity("--flag", text, units) for text in texts} == pytest.approx(texts)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5M", "64K,", "64T", "65G", "9999999", "K"])
-def test_a_text_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        read_sizes(text)
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1s", "1M", "s", "1 s", "1h", "inf"])
-def test_a_text_that_is_no_time_is_refused(text: str) -> None:
-    with refused(UsageError, "--step", "ms"):
-        read_quantity("--step", text, TIMES)
+def test_a_text_that_is_no_size_or_no_time_is_refused() -> None:
+    for text in ("", "0", "-1", "1.5M", "64K,", "64T", "65G", "9999999", "K"):
+        with refused(UsageError, "--sizes"):
+            read_sizes(text)
+    for text in ("", "0", "-1s", "1M", "s", "1 s", "1h", "inf"):
+        with refused(UsageError, "--step", "ms"):
+            read_quantity("--step", text, TIMES)
 
 
 def test_the_advice_comes_from_the_latency_and_from_4_megabytes_whatever_else_was_measured() -> None:
@@ -177,3 +189,4 @@ def test_the_ratio_is_the_median_of_the_collectives_and_a_low_one_is_named() -> 
     assert second == "less than half of the last bench: broadcast 0.25"
     (line,) = compared({**NOW, "last": {**NOW, "nodes": ["c"], "time": time.time()}})
     assert line.startswith("busbw: 1.00 of the last bench's, which was on other nodes (")
+    assert compared({**NOW, "ranks": 4, "last": old}) == []

@@ -14,9 +14,10 @@ from tests.fixtures.nodes import until
 from tests.unit.ddpctl.answers import OK
 from tests.unit.ddpctl.slurm_standins import StandIns
 
-from ddpctl.command import Command, Host, Output, Verb, call, once, remote_line, shell_line
+from ddpctl.command import Command, FilePart, Host, Output, Transfer, Verb, call, once, remote_line, shell_line
 from ddpctl.environment import ignored_options, is_removed
 from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.execution import executor
 from ddpctl.execution.executor import Executor
 from ddpctl.job.spec import JobSpec
 from ddpctl.targets.slurm.options import SlurmOptions
@@ -151,6 +152,42 @@ def test_no_child_is_forked_in_the_main_thread(mode: str) -> None:
     run(Command(argv=(PYTHON, "-c", ""), mode=mode))  # type: ignore[arg-type]
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("mode", ["capture", "background"])
+def test_ctrl_c_in_the_terminal_reaches_only_ddpctl(mode: str, tmp_path: Path) -> None:
+    """A command has a session of its own."""
+    path = tmp_path / "session"
+    code = f"import os, pathlib; pathlib.Path({str(path)!r}).write_text(str(os.getsid(0) == os.getpid()))"
+    (output,) = run(python(code, mode=mode))
+    if mode == "background":
+        os.waitpid(int(output.stdout), 0)
+    assert path.read_text() == "True"
+
+
+def test_a_second_ctrl_c_during_the_first_is_not_lost() -> None:
+    handled = []
+
+    def stop(error: KeyboardInterrupt) -> None:
+        handled.append(error.args)
+        if len(handled) == 1:
+            raise KeyboardInterrupt("second")
+
+    executor._handle_interrupt(stop, KeyboardInterrupt("first"))
+    assert handled == [("first",), ("second",)]
+
+
+def test_a_transfer_sends_its_part_of_a_file_and_counts_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blob").write_bytes(b"abcde")
+    done: list[int] = []
+    monkeypatch.setattr(executor.Display, "update", lambda _, __, num_bytes, ___: done.append(num_bytes))
+    part = FilePart(path=str(tmp_path / "blob"), start=2, length=3)
+    moved = Transfer(num_bytes=3, num_files=1, reads=part)
+    argv = ("/bin/sh", "-c", "/bin/cat >received; echo")
+    run(Command(argv=argv, cwd=str(tmp_path), transfer=moved))
+    assert ((tmp_path / "received").read_bytes(), done[-1]) == (b"cde", 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_CHILD_SUBREAPER")

@@ -22,7 +22,7 @@ from ddpctl.diagnosis.explain import (
 from ddpctl.diagnosis.rank_view import RankView, read_answer
 from ddpctl.execution.node_probe import ProbeResult
 from ddpwire.events import EVENTS, Event
-from ddpwire.run_files import Outcome
+from ddpwire.run_files import Outcome, diagnosis_file
 
 GUIDE = Path(__file__).parents[3] / "docs/explain.md"
 NOW = 1_800_000_000.0
@@ -167,6 +167,9 @@ def test_a_mismatch_names_the_rank_that_differs_and_both_calls(other, call):
     explanation = explained(rank(0, WAITS), rank(1, odd, called), rank(2, WAITS), rank(3, WAITS))
     assert facts(explanation) == ("mismatch", 1, True)
     check_names(explanation, "rank 1 (node 0)", call, "3 ranks", "all_reduce #8 with Float [13]", "train.py:12")
+    before = [*BEFORE, entered(8, NOW - 59.2, **other), entered(9, NOW - 40, done=False)]  # gloo may complete it
+    waits = [*BEFORE, entered(8, NOW - 59.2), entered(9, NOW - 40, done=False)]
+    assert facts(explained(rank(0, waits), rank(1, before), rank(2, waits))) == ("mismatch", 1, True)
 
 
 def test_ranks_that_call_groups_in_different_orders_are_named():
@@ -221,6 +224,8 @@ def test_a_straggler_is_named_with_its_lag():
     explanation = explained(rank(0, steps(0)), rank(1, steps(0.001)), rank(2, steps(0.1), IN_SCRIPT), rank(3, steps(0)))
     assert facts(explanation) == ("straggler", 2, True)
     check_names(explanation, "rank 2 (node 1)", "29 of 29", "99 ms", "dataset.py:88 (read)")
+    asleep = [rank(number, steps(0), wchan="hrtimer_nanosleep") for number in (0, 1, 3)]
+    assert explained(*asleep[:2], rank(2, steps(0.1), IN_SCRIPT), asleep[2]).cause != "straggler", "none waits for it"
 
 
 def linked(view: Any, *links: list[Any]) -> Any:
@@ -237,6 +242,11 @@ def test_a_link_that_is_down_is_named_and_no_rank():
     )
     assert (facts(explanation), explanation.node) == (("network", None, True), None)
     check_names(explanation, "node 0 and node 1", "40 s")
+    links = [["0A", "0B", 90, 0]] * 2 + [["0B", "0A", 90, 0]] * 2
+    for op, is_advised in (("all_reduce", True), ("broadcast", False)):
+        waits = [*BEFORE, entered(8, NOW - 20, op=op, done=False)]
+        slow = explained(*(linked(rank(number, waits), link) for number, link in enumerate(links)))
+        assert (slow.cause, "--communication" in slow.sentence) == ("network", is_advised)
     elsewhere = linked(rank(0, BEFORE, state="R"), ["0A", "7F", 90, 15])  # a service that no longer answers
     assert facts(explained(elsewhere, rank(1, BEFORE))) == ("unknown", None, False)
 
@@ -366,11 +376,20 @@ def test_an_end_is_explained_by_its_outcome_its_log_and_who_ended_before():
     assert facts(explain_outcome(done, (), "", (), 4)) == ("none", None, False)
 
 
-def test_a_hang_that_was_killed_is_explained_by_the_saved_evidence():
+def test_a_hang_that_was_killed_is_explained_by_the_saved_evidence(tmp_path: Path):
     hung = Outcome(code=144, cause="hang", message="rank 1 on node 0 hung", node=0, rank=1)
     kept = read_answer({"node": 0, "ranks": [rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT)]})
     assert facts(explain_outcome(hung, kept, "", (), 2)) == ("missing", 1, True)
     assert explain_outcome(hung, (), "", (), 2).unknown
+    node = Path(make(tmp_path / "runs", "night", NOW).folder) / "node-0"
+    node.mkdir()
+    hung.write(node)
+    ranks = [rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT)]
+    (node / diagnosis_file(1)).write_text(json.dumps({"node": 0, "ranks": ranks}))
+    assert json.loads(ddpctl("explain", "night", "--json").stdout)["cause"] == "missing"
+    replace(hung, code=143, cause="stopped", message="stopped by SIGTERM").write(node)
+    stopped = json.loads(ddpctl("explain", "night", "--json").stdout)
+    assert (stopped["cause"], stopped["rank"], stopped["fault"]) == ("none", None, False)
 
 
 @pytest.mark.parametrize(("printed", "evidence"), [("", "no traceback"), ("epoch 1\n", "epoch 1")])

@@ -10,6 +10,7 @@ from tests.messages import assert_names
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands import formatting, runs
+from ddpctl.commands.arguments import run_arguments
 from ddpctl.commands.machines import hosts_table
 from ddpctl.errors import UsageError
 from ddpctl.job.spec import JobSpec
@@ -105,6 +106,8 @@ def test_a_resume_is_suggested_only_where_it_can_continue_the_run(
     monkeypatch.setattr(run_store, "load", lambda *_, **__: record)
     monkeypatch.setattr(launcher, "status", lambda *_: (ending,))
     assert any("--resume night" in line for line in formatting.next_steps(record, ending)) == resumes
+    assert run_arguments(record) == "night"
+    assert run_arguments(replace(record, folder="/else where/night")) == "'/else where/night'", "no name finds it"
     for verb in (runs.suspend, runs.resume):
         with pytest.raises(UsageError) as error:
             verb("night")

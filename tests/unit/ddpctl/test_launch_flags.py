@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 from tests.in_process import ddpctl, verbs
-from tests.messages import refused
+from tests.messages import assert_names, refused
 from tests.unit.ddpctl.records import run_of
 
 from ddpctl.commands.launch import FLAGS, Flags, request_of_flags, request_to_resume, with_flags
@@ -58,7 +58,10 @@ ROWS = [
     ("wheelhouse", "-t bare --wheelhouse .", "options.wheelhouse.__class__", str),  # an absolute path
     ("exclude", "-t boxes --exclude b1", "options.exclude", ("b1",)),
     ("command", "-- train.py --lr 0.1", "job.command", ("train.py", "--lr", "0.1")),
-]
+    ("command", "-- torchrun --nproc_per_node 2 train.py", "job.command", ("train.py",)),
+    ("env", "-e B=2 -- accelerate launch --mixed_precision bf16 t.py", "job.env",
+     {"ACCELERATE_MIXED_PRECISION": "bf16", "B": "2"}),
+]  # fmt: skip
 # The flags that only launch has: the flag, the arguments, and what launch does with the request.
 OWN = [
     ("resume", "--resume night", ["start resumes=night wait_s=None attached=True", "follow"]),
@@ -126,19 +129,54 @@ def test_a_flag_sets_its_value(
     assert attrgetter(place)(request_of(arguments)) == value
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["-t lab --nodes 3 --spares 1", "-t t4s --spares 1", "-t hpc --nodes 2 --spares 2", "-t hpc -n 2:3 --spares 1"],
-)
-def test_spares_are_refused_where_they_cannot_help(request_of: Callable[[str], Request], arguments: str) -> None:
-    with pytest.raises(DdpctlError, match="spares"):
+REFUSED = {
+    "spares": ("-t lab -n 3 --spares 1", "-t t4s --spares 1", "-t hpc -n 2 --spares 2", "-t hpc -n 2:3 --spares 1"),
+    "--gpus 4": ("-g 4 -- torchrun --nproc_per_node 2 train.py",),  # which number?
+    "--env": ("--env A",),
+    "--name": ("--name Night",),
+    "checkpoint_copies": ("-f copies.yaml",),
+}
+
+
+@pytest.mark.parametrize(("fact", "arguments"), [(fact, text) for fact, texts in REFUSED.items() for text in texts])
+def test_what_a_target_cannot_do_and_what_contradicts_itself_is_refused(
+    request_of: Callable[[str], Request], project: Path, fact: str, arguments: str
+) -> None:
+    (project / "copies.yaml").write_text("job: {nodes: 2, checkpoint_copies: 2}\n")
+    with refused(DdpctlError, fact):
         request_of(arguments)
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    "arguments", ["--resume night -t hpc", "--resume night -f other.yaml", "--pull", "--pull -d -t boxes", "--wait 2h"]
+)
+def test_flags_of_launch_that_exclude_each_other_are_refused(arguments: str) -> None:
+    done = ddpctl("launch", "--dry-run", *arguments.split())
+    assert done.returncode == 2
+    assert_names(done.stderr, arguments.split()[0])
+
+
+@pytest.mark.usefixtures("project")
+def test_what_others_could_see_and_what_nobody_expands_or_uses_is_named() -> None:
+    flags = ("-t", "hpc", "--gpus", "2", "--ranks", "1", "--env", "HF_TOKEN=abcdefgh", "--env", "WHERE=$HOME")
+    done = ddpctl("render", *flags, "--", "--api-key", "k3y-12345")
+    assert done.returncode == 0
+    assert_names(done.stderr, "HF_TOKEN", "--api-key", "WHERE", "1 of the 2 GPUs")
 
 
 @pytest.mark.parametrize("kind", ["slurm", "kubernetes", "kaggle"])
 def test_a_run_does_not_resume_with_what_its_target_cannot_run(kind: str) -> None:
     with refused(ConfigError, "gpus", kind, code=78):
         request_to_resume({"nodes": "2", "gpus": "2,1"}, run_of(kind=kind))
+
+
+def test_a_run_with_copies_resumes_on_the_nodes_that_it_had_and_keeps_its_number_of_copies() -> None:
+    hosts = {"hosts": [{"address": "b1"}, {"address": "b2"}, {"address": "b3"}]}
+    old = run_of(kind="ssh", options=hosts, job=JobSpec(nodes="3", checkpoint_copies=3), handle={"nodes": "2"})
+    request = request_to_resume({}, old)
+    assert (request.job.nodes, request.job.checkpoint_copies, request.resumes) == ("2", 3, old)
+    assert request_to_resume({"nodes": "1"}, old).job.nodes == "1", "fewer than have copies"
 
 
 @pytest.mark.usefixtures("project")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.messages import assert_names
 from tests.unit.ddpctl.answers import OK, perform
 from tests.unit.ddpctl.ssh_answers import HOSTS, by_host
 from tests.unit.ddpctl.ssh_answers import RUN as ON_HOSTS
@@ -55,6 +56,8 @@ def test_every_host_of_a_run_is_asked(tmp_path: Path) -> None:
     assert remaining[0].names & own
     assert remaining[1].names & own, "one home may be that of many hosts"
     assert not remaining[0].names & other
+    _, gone = disk_usage(on_hosts, LOOKED, Output(returncode=255, stderr="the host is gone"), dry_run=False)
+    assert_names(gone, "box2", on_hosts.folder)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     (run / "node-0/twice").hardlink_to(other / "deep/kept.pt")
     (run / "checkpoints").symlink_to(other)
     (run / "-rf").write_text("")
+    os.mkfifo(run / "node-0/ddprun.lock")  # nobody waits for a lock of what is no file
     looked = by_script(run, dry_run=True)
     assert looked == DiskUsage(path=str(run), size=4096, stays=(str(other),))
     assert run.exists()

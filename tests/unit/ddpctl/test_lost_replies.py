@@ -44,6 +44,7 @@ class LosingTarget:
     lookups: list[Lookup]
     kills: list[Run] = field(default_factory=list)
     num_asked: int = 0
+    pid: int = 0  # of a process that the launch has started here
     starts: bool = True
     answers: bool = True
     capabilities = frozenset[str]()
@@ -54,6 +55,8 @@ class LosingTarget:
 
     def submit(self, *_: object, **__: object) -> Verb[Submission]:
         yield (Command(argv=("true",), starts=self.starts),)
+        (started,) = yield (Command(argv=("/bin/sleep", "60"), mode="background"),)
+        self.pid = int(started.stdout)
         raise self.error
 
     def locate(self, _: Run) -> Verb[Lookup]:
@@ -189,6 +192,7 @@ def test_a_launch_that_fails_is_stopped_unless_it_started_nothing(
     with pytest.raises(type(error)):
         launch(target)
     assert (len(target.kills), records(context)) == (num_kills, [])
+    assert not Path(f"/proc/{target.pid}").exists()
     assert target.num_asked == 0 or isinstance(error, KeyboardInterrupt), "its reply was not lost"
 
 
@@ -196,6 +200,8 @@ def test_a_launch_that_could_start_nothing_leaves_no_record_if_nothing_can_be_st
     context: AppContext, launch: Launch
 ) -> None:
     with pytest.raises(UnavailableError):
+        launch(LosingTarget(UnavailableError("no"), [ABSENT]))
+    with pytest.raises(UnavailableError):  # what that launch of this process started does not count
         launch(LosingTarget(UnavailableError("no answer"), [UNKNOWN], starts=False, answers=False))
     assert records(context) == []
 

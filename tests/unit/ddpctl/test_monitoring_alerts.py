@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.e2e.driver import ROOT
 from tests.in_process import ddpctl
+from tests.messages import assert_names
 from tests.unit.ddpctl.expressions import ALERTS, RECORDINGS, faults
 from tests.unit.ddpctl.records import run_of
 
@@ -119,6 +120,40 @@ def test_the_checked_in_box_and_the_written_one_are_the_same(compose: Path, monk
     *_, last = compose.read_text().splitlines()
     assert last == f"{box}: {project} down --volumes"
     assert not box.exists()
+
+
+def test_a_daemon_that_does_not_answer_is_named_before_a_file_is_written(
+    compose: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpctl.commands.monitor.READY_S", 0)
+    program = compose.parent / "bin" / "docker"
+    program.write_text('#!/bin/sh\n[ "$1" != version ] || { echo "no daemon" >&2; exit 1; }\n')
+    done = ddpctl("monitor", "up")
+    assert done.returncode == 69
+    assert_names(done.stderr, "no daemon")
+    assert not Path(os.environ["DDPCTL_STATE_DIR"], ".monitoring").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "here --interval nan",
+        "here --interval 0",
+        "here --targets file",
+        "file",
+        "other",
+        "--limit hold=x",
+        "--exporter a",
+    ],
+)
+def test_config_refuses_what_makes_no_sense_and_overwrites_no_file_of_others(arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for name in ("file", "other/rules.yaml"):
+        (tmp_path / name).touch()
+    assert ddpctl("monitor", "config", *arguments.split(), cwd=tmp_path).returncode == 2
+    assert (tmp_path / "other/rules.yaml").read_text() == ""
+    assert not (tmp_path / "here").exists()
+    assert ddpctl("monitor", "config", "other", "--force", cwd=tmp_path).returncode == 0
 
 
 def node(number: int, metrics: str | None, *, alive: bool = True) -> NodeReport:

@@ -1,5 +1,7 @@
 """What ddpctl rehearse concludes from the facts of the runs: those of a sound script, of which some are changed."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -362,18 +364,26 @@ def test_the_first_script_that_succeeds_is_told_once_that_it_can_be_rehearsed(tm
     assert_names(line, "ddpctl rehearse -- train.py --lr 0.1")
 
 
-def test_a_rehearsal_has_no_spares_and_no_copies_of_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flags", "idle_s"), [((), 120), (("--hang-timeout", "7"), 7), (("--hang-timeout", "0"), math.inf)]
+)
+def test_a_rehearsal_has_no_spares_and_no_copies_and_knows_what_it_did_not_run_to_the_end(
+    flags: tuple[str, ...], idle_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "ddpctl.yaml").write_text("job: {command: [train.py], nodes: 2, spares: 1, checkpoint_copies: 2}\n")
-    jobs = list[JobSpec]()
+    plans = []
     plain = [{"scenario": "plain", "after": "", **run(*ranks())}]
 
-    def rehearse(_: object, request: Any, __: object) -> tuple[list[dict[str, Any]], int]:
-        jobs.append(request.job)
-        return plain, 0
+    def rehearse(_: object, request: Any, plan: Any) -> tuple[list[dict[str, Any]], int]:
+        plans.append((request.job.spares, request.job.checkpoint_copies, plan["idle_s"], plan["scenarios"]))
+        return plain, 130
 
     monkeypatch.setattr(rehearse_command, "_rehearse_here", rehearse)
-    ddpctl("rehearse", cwd=tmp_path)
-    assert [(job.spares, job.checkpoint_copies) for job in jobs] == [(0, 1)]
+    done = ddpctl("rehearse", "--only", "term", "--json", *flags, cwd=tmp_path)
+    assert plans == [(0, 1, idle_s, ["term"])]
+    answers = {row["id"]: row["verdict"] for row in json.loads(done.stdout)["rows"]}
+    assert (done.returncode, answers["group"], answers["save-term"]) == (130, "ok", "unknown")
+    assert "save-int" not in answers
+    for refused in (("--nodes", "2:3"), ("--gpus", "2,1"), ("--only", "term,x")):
+        assert ddpctl("rehearse", *refused, cwd=tmp_path).returncode == 2

@@ -173,6 +173,7 @@ def test_a_record_that_is_torn_is_named(tmp_path: Path) -> None:
     make(tmp_path / "runs", "night", 1_790_000_000.0)
     record = Path(make(tmp_path / "runs", "torn", 1.0).folder) / "run.json"
     record.write_text(record.read_text().replace('"created": 1.0', '"created": NaN'))
+    assert ddpctl("launch", "--dry-run", "--name", "night").returncode == 2, "the name is taken"
     answer = ddpctl("ps")
     assert answer.returncode == 0
     assert "'torn'" in answer.stderr

@@ -16,6 +16,7 @@ from ddpctl.errors import UnavailableError
 from ddpctl.execution.node_probe import ProbeResult
 from ddpctl.operations.launcher import AppContext
 from ddpctl.runs.run_status import RunStatus
+from ddpctl.watch.history import History
 from ddpctl.watch.snapshot import (
     Reading,
     Snapshot,
@@ -23,6 +24,7 @@ from ddpctl.watch.snapshot import (
     empty_snapshot,
     numbers,
     read_metrics,
+    time_left_s,
 )
 from ddpwire.metrics import STEP_PHASES
 
@@ -114,6 +116,24 @@ def test_a_straggler_is_marked_by_its_own_time() -> None:
     assert ("rank 3 on node 1" in line(view), "3.0 x" in line(view)) == (True, True)
 
 
+def test_a_low_screen_has_the_slowest_ranks() -> None:
+    assert [row.split()[0] for row in screen_lines(snapshot(slow_s=0.15), 100, height=10)[7:9]] == ["3", "and"]
+
+
+def test_a_wait_in_a_queue_is_no_pace() -> None:
+    rows = (
+        {"time": 1000.0, "ddp_last_step": 0.0},
+        {
+            "time": 1100.0,
+            "ddp_last_step": 10.0,
+            "ddp_ranks_alive": 2.0,
+            "ddp_unproductive_seconds_total:requeue": 120.0,
+        },
+    )
+    now = replace(empty_snapshot(TRAINING, 1100), step=10, planned=30)
+    assert time_left_s(History(nodes={0: rows}), now) == 20 * (100 - 60) / 10
+
+
 class Flaky:
     """An executor whose target gives these answers, and then no more."""
 
@@ -133,11 +153,15 @@ PROBE += 'ddp_job_state{state="restarting"} 1\n'
 
 def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> None:
     run = replace(RUN, job=replace(RUN.job, nodes="1", gpus=1))
-    executor: Any = Flaky(STATUS, PROBE)
+    later = PROBE.replace('steps_total{rank="0"} 5', 'steps_total{rank="0"} 6').replace(
+        'step{rank="0"} 5', 'step{rank="0"} 6'
+    )
+    executor: Any = Flaky(STATUS, later, PROBE)
     context = AppContext(executor=executor, root=tmp_path, emit=print)
     watcher = Watcher(context, run)
+    assert [row.step for row in watcher.probe().ranks] == [6]
     first = watcher.probe()
-    assert [row.step for row in first.ranks] == [5]
+    assert [row.step for row in first.ranks] == [5], "the target is not asked again for the status"
     assert first.state == "rendezvous", "what its node says is newer than the status of the run"
     again = watcher.probe()
     assert again == replace(first, silent=again.silent)

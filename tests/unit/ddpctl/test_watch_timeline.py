@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from tests.in_process import ddpctl
 from tests.messages import assert_names
 from tests.unit.ddpctl.records import run_of
+from tests.unit.ddpctl.test_run_store import make
 
 from ddpctl.job.spec import JobSpec
 from ddpctl.report.html import configuration_table, render_page
+from ddpctl.runs import run_store
 from ddpctl.runs.run_status import RunStatus, State
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
@@ -21,6 +25,7 @@ from ddpctl.watch.timeline import (
 )
 from ddpwire.events import Event
 from ddpwire.history import Row
+from ddpwire.run_files import Outcome
 
 NOBODY = History(nodes={})
 
@@ -185,6 +190,17 @@ def test_the_configuration_is_shown_without_secrets() -> None:
         ("checkpoints", "/s/night/checkpoints"),
         ("started by", "ddpctl 0.1.0"),
     ]
+
+
+def test_a_report_has_no_value_of_a_variable_that_looks_secret(tmp_path: Path) -> None:
+    run = make(tmp_path / "runs", "night", 1.0)
+    run_store.save(replace(run, job=replace(run.job, env={"HF_TOKEN": "abcdef123", "LR": "0.125"})))
+    node = Path(run.folder) / "node-0"
+    node.mkdir()
+    Outcome(code=1, cause="error", message="abcdef123 is wrong, 0.125 is not", node=0, rank=0).write(node)
+    assert ddpctl("report", "night", "-o", "page.html", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "page.html").read_text()
+    assert ("abcdef123" in page, "0.125 is not" in page) == (False, True)
 
 
 def test_whatever_a_run_writes_is_escaped() -> None:
