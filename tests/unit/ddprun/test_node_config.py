@@ -11,7 +11,7 @@ from tests.fixtures.nodes import until
 from tests.unit.ddprun.test_launchers import place
 
 from ddprun.files import run_identity
-from ddprun.settings import node_config, options
+from ddprun.settings import node_config, node_facts, options
 from ddprun.settings.node_config import Deadline
 from ddprun.system.errors import NodeError
 from ddpwire.run_files import NOTICE_EVENTS
@@ -98,6 +98,17 @@ def read(argv, environ, gpus=0):
 )
 def test_flags_and_variables_become_the_config(argv, environ, differs):
     assert asdict(read(argv, environ)) == ALONE | differs
+
+
+@pytest.mark.parametrize(
+    ("command", "is_script"),
+    [((), False), (("-m",), False), (("-c", "x"), False), (("-u", "a.py"), False), (("-m", "json.tool"), True)],
+)
+def test_a_python_of_its_own_options_or_without_a_script_is_executed_and_hashed(command, is_script):
+    config = node_config.read_config(options.parse(["--no-python", "--", sys.executable, *command]), {}, lambda _: 1)
+    assert config.forks is (is_script and sys.platform == "linux")
+    node_config.check_program(config)  # raises nothing
+    assert len(node_facts.config_sha256(config.command)) == 12
 
 
 def test_auto_counts_gpus_unless_the_device_is_the_cpu():

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.machinery import PathFinder
@@ -252,8 +252,8 @@ def read_config(
     command = _command(options, settings)
     return NodeConfig(
         command=command,
-        # Programs other than Python are executed. So are all ranks on macOS, whose libraries fail after a fork.
-        forks=sys.platform == "linux" and command[0] == sys.executable and not options.exec,
+        # Programs other than Python's scripts are executed. So are all ranks on macOS, whose libraries fail after a fork.
+        forks=sys.platform == "linux" and _names_script(command) and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         spares=spares,
@@ -336,7 +336,7 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     not checked.
     """
     command = config.command
-    if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
+    if not _names_script(command) or config.check_only or (alone and config.max_nodes > 1):
         return
     if command[1:3] == RUN_PATH or command[1] != "-m":
         script = command[3 if command[1] == "-m" else 1]
@@ -519,6 +519,13 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
     if not 0 <= seconds <= MAX_SECONDS:
         raise config_error(f"{flag} is {text!r}: expected a number of seconds from 0 to {MAX_SECONDS}")
     return seconds
+
+
+def _names_script(command: Sequence[str]) -> bool:
+    """Return False for other programs and, of ``--no-python``, for a Python with its own options or without a script."""
+    program, *arguments = command
+    names_module = arguments[:1] == ["-m"] and len(arguments) > 1
+    return program == sys.executable and (names_module or bool(arguments) and not arguments[0].startswith("-"))
 
 
 def _command(options: argparse.Namespace, settings: Settings) -> tuple[str, ...]:

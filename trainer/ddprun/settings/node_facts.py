@@ -115,7 +115,7 @@ def _is_placement(name: str) -> bool:
 def config_sha256(command: tuple[str, ...]) -> str:
     """Return a hash of the script, its configuration files, and its arguments except those that may differ."""
     arguments = _script_arguments(command)
-    module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
+    module = "".join(command[2:3]) if command[1:2] == ("-m",) else ""
     digest = hashlib.sha256(module.encode())
     for path in _compared_files(command):
         digest.update(f"{path.name} {_sha256(path)}\n".encode(errors="surrogateescape"))
@@ -132,7 +132,7 @@ def image_digest(image: str) -> str:
 
 def _script_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
     rest = command[1:] if Path(command[0]).name.startswith("python") else command
-    return rest[2:] if rest[0] == "-m" else rest[1:]
+    return rest[2:] if rest[:1] == ("-m",) else rest[1:]
 
 
 def _script(command: tuple[str, ...]) -> str:
