@@ -252,7 +252,7 @@ def read_config(
     command = _command(options, settings)
     return NodeConfig(
         command=command,
-        # Programs other than Python's scripts are executed. So are all ranks on macOS, whose libraries fail after a fork.
+        # Only scripts of Python are forked, and none on macOS, whose libraries fail after a fork.
         forks=sys.platform == "linux" and _names_script(command) and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -522,10 +522,10 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
 
 
 def _names_script(command: Sequence[str]) -> bool:
-    """Return False for other programs and, of ``--no-python``, for a Python with its own options or without a script."""
+    """Return False for another program, and for a Python that ``--no-python`` gives its own options or no script."""
     program, *arguments = command
     names_module = arguments[:1] == ["-m"] and len(arguments) > 1
-    return program == sys.executable and (names_module or bool(arguments) and not arguments[0].startswith("-"))
+    return program == sys.executable and (names_module or (bool(arguments) and not arguments[0].startswith("-")))
 
 
 def _command(options: argparse.Namespace, settings: Settings) -> tuple[str, ...]:
