@@ -1,5 +1,6 @@
 """An object store of fsspec in this process's memory; tests/e2e/test_object_store.py has a real S3 server."""
 
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -120,6 +121,9 @@ def test_an_object_that_arrives_damaged_is_no_upload_and_a_stop_does_not_wait_fo
     with refused(StoreError, "step-7.pt", code=Exit.DATA):
         store.put(7, path)
     monkeypatch.setattr(object_store, "STOP_WAIT_S", 0.0)
+    monkeypatch.setattr(object_store, "STALL_S", 20.0)
     uploader = Uploader(store, keep=1, keep_best=False, events=EventLog(None, node=0), warn=warnings.append)
     uploader.offer(7, [path], None)
+    asked_at = time.monotonic()
     assert uploader.wait(lambda: True) == Exit.CANNOT_WRITE
+    assert time.monotonic() - asked_at < 20
