@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests import forks
 
-from ddprank.heartbeat import read_beat
+from ddprank.heartbeat import Heart, read_beat
 from ddprun.settings.node_config import STOP_SIGNALS
 from ddpwire.events import read_events
 
@@ -90,6 +90,8 @@ def test_a_handler_of_the_script_takes_its_signal_in_a_child_too_and_may_pass_it
 
 def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
     environ = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DDP_HEARTBEAT_FILE": str(tmp_path / "heartbeat")}
+    Heart(environ["DDP_HEARTBEAT_FILE"])
+    assert (tmp_path / "heartbeat").stat().st_blocks, "a full disk would kill the rank at its first step"
     began_at = time.monotonic()
     process = start("short", **environ)
     assert process.communicate(timeout=30) == ("training\nfinally ran\natexit ran\n", "")

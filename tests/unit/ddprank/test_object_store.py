@@ -1,5 +1,6 @@
 """An object store of fsspec in this process's memory; tests/e2e/test_object_store.py has a real S3 server."""
 
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -7,6 +8,7 @@ from uuid import uuid4
 import pytest
 from tests.messages import refused
 
+from ddprank import object_store
 from ddprank.object_store import INDEX, ObjectStore, StoreError, Uploader
 from ddpwire.events import EventLog, read_events
 from ddpwire.exits import Exit
@@ -97,7 +99,7 @@ def test_a_failed_upload_and_the_one_that_follows_are_events(
 
     monkeypatch.setattr(ObjectStore, "put", fail_once)
     events, warnings = EventLog(tmp_path / "events.jsonl", node=0), list[str]()
-    uploader = Uploader(store, keep=3, keep_best=False, events=events, warn=warnings.append)
+    uploader = Uploader(store, keep=1, keep_best=False, events=events, warn=warnings.append)
     uploader.offer(7, [path], None)
     assert uploader.wait(lambda: False) == Exit.OK
     failed, uploaded = read_events((tmp_path / "events.jsonl").read_text())
@@ -105,3 +107,23 @@ def test_a_failed_upload_and_the_one_that_follows_are_events(
     assert (uploaded.event, uploaded.step, uploaded.facts) == ("checkpoint_uploaded", 7, {"bytes": 7, "url": url})
     assert [entry["step"] for entry in store.checkpoints()] == [7]
     assert len(warnings) == 1
+    uploader.offer(8, [path], None)
+    assert (uploader.wait(lambda: False), [entry["step"] for entry in store.checkpoints()]) == (Exit.OK, [8])
+    assert not store._fs.exists(f"{store._root}/step-00000007/step-7.pt")
+
+
+def test_an_object_that_arrives_damaged_is_no_upload_and_a_stop_does_not_wait_for_a_store(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "step-7.pt").write_bytes(b"weights")
+    store, warnings = ObjectStore(url), list[str]()
+    monkeypatch.setattr(store, "_chunks", lambda *_: [b"weighty"])
+    with refused(StoreError, "step-7.pt", code=Exit.DATA):
+        store.put(7, path)
+    monkeypatch.setattr(object_store, "STOP_WAIT_S", 0.0)
+    monkeypatch.setattr(object_store, "STALL_S", 20.0)
+    uploader = Uploader(store, keep=1, keep_best=False, events=EventLog(None, node=0), warn=warnings.append)
+    uploader.offer(7, [path], None)
+    asked_at = time.monotonic()
+    assert uploader.wait(lambda: True) == Exit.CANNOT_WRITE
+    assert time.monotonic() - asked_at < 20

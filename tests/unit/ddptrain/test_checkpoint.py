@@ -1,5 +1,6 @@
 """What is written is proved when it is read; a write may be cut short anywhere, and a damaged checkpoint is found."""
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -29,6 +30,7 @@ from ddptrain.config import CheckpointOptions
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
 from ddpwire.events import EventLog, read_events
+from ddpwire.metrics import CHECKPOINT_FAILURES, CHECKPOINT_FALLBACKS
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> Checkpoint:
@@ -191,6 +193,34 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_no_failure_of_the_new_one(
     assert directory.checkpoints() == [directory.path(4), directory.path(2)]
 
 
+def test_the_best_one_is_kept_while_its_manifest_cannot_be_read(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(checkpoint_format, "read_regular", fail)
+        assert directory.delete_old(keep=1, keep_best=True, written=directory.path(8)) == 2
+    assert directory.delete_old(keep=1, keep_best=False, written=directory.path(8)) == 1
+
+
+def test_a_forked_child_does_not_keep_the_folder_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.0)
+    directory, (reader, writer) = CheckpointDirectory(tmp_path), os.pipe()
+    if not (child := os.fork()):
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        directory.unlock()
+        assert CheckpointDirectory(tmp_path).checkpoints() == []
+    finally:
+        os.write(writer, b"1")
+        os.waitpid(child, 0)
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> CheckpointDirectory:
     """A folder with the checkpoints of steps 4 and 8."""
@@ -281,8 +311,12 @@ def test_one_that_cannot_be_read_is_read_again_and_keeps_its_name(
 
     monkeypatch.setattr(checkpoint_format, "open_regular", open_or_fail)
     monkeypatch.setattr("ddptrain.checkpoint_directory.READ_PAUSE_S", 0.0)
+    counted: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Metrics, "count", lambda _, *metric: counted.append(metric))
     path, warnings = newest_of(directory)
     assert path == directory.path(step)
+    failed_load = [(CHECKPOINT_FAILURES, "load", "io"), (CHECKPOINT_FALLBACKS,)]
+    assert counted == (failed_load if step == 4 else [])
     assert sorted(file.name for file in tmp_path.glob("step-*.pt*")) == ["step-00000004.pt", "step-00000008.pt"]
     assert len(warnings) == (step == 4)
     for warning in warnings:
@@ -316,6 +350,20 @@ def test_ranks_that_are_started_again_go_on_from_the_newest(
     monkeypatch.setenv("DDP_ATTEMPT", "2")
     assert newest_of(directory, resume=str(directory.path(4))) == (directory.path(8), [])
     assert newest_of(directory, resume="never") == (directory.path(8), [])
+
+
+@pytest.mark.parametrize(("before", "now", "is_same"), [("none", "plain", True), ("bf16", "plain", False)])
+def test_the_old_name_of_the_communication_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, now: str, is_same: bool
+) -> None:
+    directory, counted = CheckpointDirectory(tmp_path), list[tuple[Any, ...]]()
+    written = Checkpoint(step=4, shaping={"compress": before}, parts={}, accuracy=None)
+    write_checkpoint(directory.path(4), written)
+    monkeypatch.setattr(Metrics, "count", lambda _, *metric: counted.append(metric))
+    finder = CheckpointFinder(directory=directory, options=CheckpointOptions(), metrics=Metrics(), warn=pytest.fail)
+    with contextlib.nullcontext() if is_same else refused(TrainError, "communication", before, now, code=78):
+        finder.find({"communication": now})
+    assert counted == ([] if is_same else [(CHECKPOINT_FAILURES, "load", "incompatible")])
 
 
 def newest_of(directory: CheckpointDirectory, *, resume: str = "auto") -> tuple[Path, list[str]]:

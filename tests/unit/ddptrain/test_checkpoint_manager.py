@@ -7,9 +7,12 @@ import pytest
 import torch
 from tests.messages import assert_names
 
+from ddprank.heartbeat import read_beat
 from ddprank.signals import Signals
+from ddptrain import main
 from ddptrain.config import parse_options
 from ddptrain.main import run
+from ddpwire.events import Event, read_events
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 Run = Callable[..., tuple[int, list[str], list[str]]]
@@ -19,9 +22,12 @@ Run = Callable[..., tuple[int, list[str], list[str]]]
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Train 2 epochs of 4 steps in the test's folder; the exit code, and the lines of stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDP_EVENTS_FILE", "events.jsonl")
 
-    def run_tiny(*arguments: str) -> tuple[int, list[str], list[str]]:
-        code = run(parse_options([*TINY, "--epochs=2", *arguments], {}), {}, Signals())
+    def run_tiny(*arguments: str, **environ: str) -> tuple[int, list[str], list[str]]:
+        Path("events.jsonl").unlink(missing_ok=True)
+        environ = {"DDP_EVENTS_FILE": "events.jsonl", "DDP_HEARTBEAT_FILE": "heartbeat"} | environ
+        code = run(parse_options([*TINY, "--epochs=2", *arguments], {}), environ, Signals())
         out, err = capfd.readouterr()
         return code, out.splitlines(), err.splitlines()
 
@@ -32,17 +38,35 @@ def saved(folder: str = "checkpoints") -> list[str]:
     return sorted(path.name for path in Path(folder).glob("step-*") if path.suffix != ".json")
 
 
+def events() -> list[Event]:
+    """The events of the last training."""
+    return list(read_events(Path("events.jsonl").read_text()))
+
+
 def tear(name: str) -> None:
     path = Path("checkpoints", name)
     path.write_bytes(path.read_bytes()[:-100])
 
 
 def test_a_run_that_is_done_is_only_evaluated_again(tiny: Run) -> None:
-    code, first, _ = tiny()
-    assert code == 0
-    assert saved() == ["step-00000004.pt", "step-00000008.pt"]
+    code, first, _ = tiny(DDP_STEPS_BEFORE="3")
+    assert (code, saved()) == (0, ["step-00000004.pt", "step-00000008.pt"])
+    assert sorted((event.event, event.step or 0) for event in events()) == [
+        ("checkpoint_saved", 4),
+        ("checkpoint_saved", 8),
+        ("epoch_ended", 4),
+        ("epoch_ended", 8),
+        ("started_over", 0),
+        ("training_began", 0),
+        ("training_ended", 8),
+    ]
+    lost_s = events()[-1].facts["lost_s"]
+    assert {"startup", "recompute", "evaluation", "checkpoint"} <= {cause for cause, lost in lost_s.items() if lost}
+    Path("heartbeat").unlink()
     code, again, _ = tiny()
     assert (code, saved()) == (0, ["step-00000004.pt", "step-00000008.pt"])
+    assert [event.event for event in events()] == ["checkpoint_loaded", "training_began", "training_ended"]
+    assert read_beat(Path("heartbeat")).is_complete
     assert_names(again[1], "checkpoints/step-00000008.pt", "--epochs", "--checkpoint-dir")
     assert_names(again[-3], "images/s")
     assert again[-2:] == first[-2:]
@@ -147,6 +171,32 @@ def test_a_folder_that_cannot_be_made(tiny: Run, folder: str) -> None:
     code, out, err = tiny(f"--checkpoint-dir={folder}")
     assert (code, out, len(err)) == (73, [], 1)
     assert_names(err[0], "--checkpoint-dir")
+
+
+def test_a_step_that_is_not_finite_ends_a_training_and_is_no_checkpoint(tiny: Run) -> None:
+    code, _, err = tiny("--lr=1e30", "--schedule=constant", "--checkpoint-every=1")
+    assert (code, len(err)) == (65, 1)
+    found = [(event.step, event.facts) for event in events() if event.event == "not_finite"]
+    assert found == [(2, {"what": "loss"})]
+    assert_names(err[0], "2", "8", "rank 0", "--lr")
+    assert (saved(), read_beat(Path("heartbeat")).is_complete) == (["step-00000001.pt"], False)
+
+
+def test_evaluation_needs_a_checkpoint_and_a_heartbeat_needs_no_file(tiny: Run) -> None:
+    assert tiny("--epochs=0")[0] == 66
+    code, _, err = tiny(DDP_HEARTBEAT_FILE="nowhere/heartbeat")
+    assert (code, len(err)) == (0, 1)
+
+
+def test_debugging_and_the_estimate_of_memory_begin_with_the_training(
+    tiny: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = list[str]()
+    monkeypatch.setattr(main, "_turn_on_debugging", lambda: called.append("debug"))
+    monkeypatch.setattr(main, "warn_if_too_large", lambda *_: called.append("memory"))
+    tiny("--debug")
+    tiny()
+    assert called == ["debug", "memory", "memory"]
 
 
 def test_what_a_killed_run_left_half_written_is_swept_up(tiny: Run) -> None:

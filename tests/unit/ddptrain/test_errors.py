@@ -14,6 +14,7 @@ from ddptrain import main
 from ddptrain.config import parse_options
 from ddptrain.distributed import RankInfo, check_same_devices, is_lost_peer, nccl_failure, take_device
 from ddptrain.errors import TrainError
+from ddpwire.metrics import COLLECTIVE_TIMEOUTS, DEVICE_OOMS, UNPRODUCTIVE, Metric
 from ddpwire.names import ERROR_FILE
 
 STACK = "Exception raised from run at /pytorch/NCCLUtils.cpp:94 (most recent call first):\nframe #0: timeout\n"
@@ -78,10 +79,17 @@ def test_other_errors_of_other_ranks() -> None:
     assert not is_lost_peer(RuntimeError(OWN["duplicate"]))
 
 
-def ended_by(error: Exception, folder: Path) -> tuple[int, str]:
-    """Return the exit code of a training that raises this, and the message of its error file."""
-    with mock.patch.object(main, "_train", side_effect=error):
-        code = main.run(parse_options([], {}), {ERROR_FILE: str(folder / "error.json")}, Signals())
+def ended_by(error: Exception, folder: Path, *counted: Metric, signaled: int = 0) -> tuple[int, str]:
+    """Return the exit code of a training that raises this, and the message of its error file. ``counted``: by it."""
+    signals, metrics = Signals(), mock.Mock()
+    signals.code = signaled
+    with mock.patch.object(main, "_train", side_effect=error), mock.patch.object(main, "open_metrics") as opened:
+        opened.return_value = metrics
+        environ = {ERROR_FILE: str(folder / "error.json"), "DDP_LOST_BEFORE": "restart=2"}
+        code = main.run(parse_options([], {}), environ, signals)
+    before, *others = metrics.count.mock_calls
+    assert before == mock.call(UNPRODUCTIVE, "restart", number=2.0)
+    assert others == [*map(mock.call, counted)]
     return code, json.loads((folder / "error.json").read_text())["message"]["message"]
 
 
@@ -98,13 +106,20 @@ def test_a_failure_of_nccl_is_told_with_its_own_line(
     assert_names(line, "rank 0", "NCCL_DEBUG")
 
 
+@pytest.mark.parametrize(("signaled", "code"), [(0, 142), (143, 143)])
+def test_lost_ranks_are_no_error_of_their_own_after_a_signal(signaled: int, code: int, tmp_path: Path) -> None:
+    lost = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 300000ms for recv")
+    assert ended_by(lost, tmp_path, COLLECTIVE_TIMEOUTS, signaled=signaled)[0] == code
+    assert ended_by(TrainError(65, "it is damaged"), tmp_path) == (65, "ddptrain: it is damaged")
+
+
 def test_too_little_memory_of_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 1.21 GiB is "
         "free. Including non-PyTorch memory, this process has 14.55 GiB memory in use. Of the allocated memory 13.90 "
         "GiB is allocated by PyTorch, and 300.00 MiB is reserved by PyTorch but unallocated."
     )
-    code, message = ended_by(torch.OutOfMemoryError(text), tmp_path)
+    code, message = ended_by(torch.OutOfMemoryError(text), tmp_path, DEVICE_OOMS)
     *log, line = capfd.readouterr().err.splitlines()
     assert (code, message) == (78, line)
     assert log[0] == "Traceback (most recent call last):"
