@@ -33,7 +33,9 @@ from ddpwire.communication import ACCURACY, parse_way
 from ddpwire.events import events_of
 from ddpwire.exits import Exit
 
-MAX_EVAL_IMAGES = 1000  # in a forward pass
+# What a forward pass of an evaluation has at most. So its memory depends neither on the size of the test set nor on
+# --batch-size. 4 million pixels are 3906 CIFAR images or 79 of ImageNet's size.
+MAX_EVAL_IMAGES = 1000
 MAX_EVAL_PIXELS = 4_000_000
 MAX_EVAL_BYTES = 1 << 15  # of text
 
@@ -80,10 +82,13 @@ def train(
     rank_info, epochs = state.world.rank_info, state.options.training.epochs
     step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
+        # monotonic: a clock that is set back during an epoch would give a negative speed.
         start = time.monotonic()
         # On the device, so that no step waits for it. float64, so that the sum of many steps keeps its digits.
         loss_sum = torch.zeros((), dtype=torch.float64, device=state.world.device)
         images_before = images
+        # The same on every rank, and a function of seed and epoch alone: a training that is resumed in the middle of an
+        # epoch finds the same order. On the device, because a step takes its part of it there.
         order = epoch_order(len(state.data.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
         for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
             callbacks.phases.begin()
@@ -98,6 +103,7 @@ def train(
             # of its samples' losses, so a smaller last batch counts less.
             loss_sum.add_(loss, alpha=len(batch) / rank_info.size)
             images += len(batch)
+            # The answer of all ranks: a rank that stopped alone would leave the others in the next all-reduce.
             code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
             if state.communication is not None and (choice := state.communication.measure(callbacks.phases)):
                 callbacks.events.emit("communication_chosen", step=step, **choice)
@@ -116,6 +122,7 @@ def train(
         # A GPU reports such a step late. Here all ranks wait for the device anyway.
         callbacks.guard.raise_if_tripped()
         loss_mean = float(sum_over_ranks(rank_info, loss_sum)) / (images - images_before)
+        # After float(), which waits for the device: before it, the last steps might not have been computed.
         epoch_seconds = time.monotonic() - start
         seconds += epoch_seconds
         evaluation_start = time.monotonic()
@@ -139,7 +146,7 @@ def train(
             scalars = {"train/loss": loss_mean, "test/accuracy": accuracy, "train/lr": lr}
             for name, value in {**scalars, "train/images_per_s": speed_of_epoch}.items():
                 state.tensorboard.add_scalar(name, value, step)
-            state.tensorboard.flush()
+            state.tensorboard.flush()  # a killed training keeps the curves of its whole epochs
         bits = "" if isinstance(state.data, ImageDataset) else f"{evaluation.bits:.4f} bits a byte  "
         callbacks.progress.log(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
@@ -149,6 +156,7 @@ def train(
         if state.balance.is_measured and state.balance.adapt(callbacks.phases):
             shares = ":".join(map(str, state.balance.shares))
             callbacks.progress.log(f"the batches are now divided by the ranks' speeds: --balance {shares}")
+        # Always, even if no checkpoint is due: only here is the accuracy known, which decides whether it is the best.
         save(step, accuracy)
     return TrainResult(step=step, evaluation=evaluation, num_images=images, seconds=seconds)
 
@@ -193,6 +201,7 @@ def compute_gradients(
 
     If the ranks exchange weights instead of gradients, the gradients are those of this rank's shard.
     """
+    # Gradients become None instead of 0, so a parameter that this batch does not use is neither decayed nor moved.
     state.optimizer.zero_grad()
     losses = []
     parts = weighted_parts(batch, shard, state.options.training.accumulate, is_sharded=state.sharding is not None)
@@ -207,6 +216,7 @@ def compute_gradients(
         with contextlib.nullcontext() if ddp is None or is_last else ddp.no_sync():
             part_loss = local_loss(state, model, part, weight)
             phases.mark("forward")
+            # The guard sees only gradients. Those of a NaN loss may be finite (a max drops NaN), so they become NaN.
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
             phases.mark("backward")
@@ -224,7 +234,7 @@ def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: flo
 def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases, guard: NonFiniteGuard) -> None:
     """Update the weights from the gradients. Raises NonFinite."""
     for group in state.optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        group["lr"] = lr * group.get("lr_scale", 1.0)  # groups of some recipes learn faster (optimizer.py)
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
     if scaler is not None:
         scaler.unscale_(state.optimizer)  # clip and norm are for the gradients themselves
@@ -239,6 +249,8 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases
         phases.mark("optimizer")
         norm = state.communication.agree(norm)
         phases.mark("comm_exposed")
+    # Before the weights change. With a scaler, an infinite norm is usual: the scale was too high, and the scaler skips
+    # this step.
     guard.check(norm, state.optimizer, step=step, scaled=scaler is not None)
     if scaler is None:
         state.optimizer.step()
@@ -249,8 +261,7 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, phases: Phases
 
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
     """Return the sum of the cross entropies of a shard, multiplied by ``weight``. See BatchShard."""
-    # In bf16, the sum would have only 8 binary digits. float64 is the dtype of --precision fp64, and stays.
-    logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
+    logits_BK = _widened(logits_BK)
     if batch.labels_B.ndim > 1:  # each position of a window has a label; its loss is their mean
         weight /= batch.labels_B[0].numel()
         logits_BK, batch = logits_BK.flatten(0, 1), Batch(inputs=batch.inputs, labels_B=batch.labels_B.flatten())
@@ -262,6 +273,11 @@ def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothin
         for labels_B in (batch.labels_B, batch.others_B)
     )
     return weight * torch.lerp(other, own, batch.own_B.to(own.dtype)).sum()  # lerp needs equal dtypes
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """Return logits of at least 32 bits: in bf16, a sum of losses has only 8 binary digits (--precision fp64 stays)."""
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def weighted_parts(batch: Batch, shard: BatchShard, count: int, *, is_sharded: bool) -> list[tuple[Batch, float]]:
@@ -292,7 +308,7 @@ def evaluate(state: TrainingState) -> Evaluation:
     """
     model, world, num_samples = state.model if state.ema is None else state.ema.model, state.world, len(state.data.test)
     _broadcast_buffers(model, world)
-    was_training = model.training
+    was_training = model.training  # the model of an EMA is never in training mode
     model.eval()
     # float64, because float32 counts only up to 2^24.
     totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct predictions, predictions, their loss
@@ -302,6 +318,7 @@ def evaluate(state: TrainingState) -> Evaluation:
         count = max(1, MAX_EVAL_BYTES // state.data.context)
     sizes, rank = shard_sizes(num_samples, state.balance.shares), world.rank_info.rank
     first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    # max(sizes), not the own size: every rank takes part in every forward pass.
     for start in range(first, first + max(sizes), count):
         index_B = torch.arange(min(start, last), min(start + count, last))
         batch = state.batch_builder.test_batch(index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
@@ -309,7 +326,8 @@ def evaluate(state: TrainingState) -> Evaluation:
             views = _test_views(batch.inputs, state.options.training)
             logits = torch.stack([weight * model(inputs) for weight, inputs in views]).sum(0)
         if len(index_B):
-            logits_PK, labels_P = logits.flatten(0, -2).float(), batch.labels_B.flatten()
+            # A text has the shape (B, positions, K): each position is a prediction.
+            logits_PK, labels_P = _widened(logits).flatten(0, -2), batch.labels_B.flatten()
             loss = functional.cross_entropy(logits_PK, labels_P, reduction="none").double().sum()
             num_correct = (logits_PK.argmax(1) == labels_P).sum()
             totals += torch.stack([num_correct.double(), torch.full_like(loss, len(labels_P)), loss])
@@ -352,6 +370,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     """Repeat the failed step, and return the error with the ranks that failed. Every rank must call this."""
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
+    # The loss first: where it is not finite, the gradient is not either, and says nothing more.
     cause = "loss" if not math.isfinite(mine.loss) else "gradient" if mine.gradient_finite is False else None
     if cause is not None:
         metrics.count(catalogue.NONFINITE, "grad" if cause == "gradient" else cause)
