@@ -19,6 +19,7 @@ import measuring
 import torch
 from torch.multiprocessing.spawn import start_processes
 
+from ddptrain import sharding  # noqa: F401 -- imported before the fork, so that no rank imports it
 from ddptrain.callbacks import NonFiniteGuard
 from ddptrain.checkpoint_directory import CheckpointDirectory
 from ddptrain.checkpoint_manager import CheckpointManager
@@ -28,7 +29,6 @@ from ddptrain.data.text import load_text
 from ddptrain.distributed import RankInfo, gather, join_ranks, make_world, set_up_torch
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
-from ddptrain.sharding import Sharding  # imported here, so that no rank imports it
 from ddptrain.step_timing import Phases
 from ddptrain.train_loop import train_step
 from ddptrain.training_state import build_training_state
@@ -36,7 +36,6 @@ from ddpwire.events import EventLog
 
 WIDTH = 1024
 LAYER_BYTES = 12 * WIDTH**2 * 3 * 4  # the parameters of a layer of GPT, each with Adam's two moments, in float32
-assert Sharding
 
 
 def measure(rank_info: RankInfo, action: Callable[[], object]) -> tuple[float, float]:
