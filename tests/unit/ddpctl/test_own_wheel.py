@@ -9,9 +9,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+from tests.messages import assert_names
+
 from ddpctl.files.own_wheel import NOT_IN_A_NOTEBOOK, wheel, wheel_text
 from ddpwire.exits import Exit
-from tests.messages import assert_names
 
 
 def test_a_verb_that_a_notebooks_wheel_lacks_is_refused_and_the_others_work(tmp_path: Path) -> None:
