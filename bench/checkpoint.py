@@ -1,6 +1,6 @@
 """Measure the cost of checkpoints, metrics and logging in a training loop (ResNet-18 with momentum).
 
-    python bench/checkpoint.py [--rounds 10] [--device cpu] [--json FILE]
+    python bench/checkpoint.py [--rounds 10] [--device cpu] [--json FILE] [--stall]
 
 "Blocked" is the time for which the loop stops to save a checkpoint. ddptrain writes the file in a background thread.
 Two other ways block the loop until the file is written: torch.save of the same state, and torch.save followed by fsync
@@ -8,7 +8,8 @@ and rename. Of these two, only the second survives a power failure. The three wa
 their order.
 
 Goals: a checkpoint blocks the loop for at most 25 % of the time of torch.save, and metrics and logging take at most
-50 us per step. The exit code is 0 whatever the numbers are.
+50 us per step. The exit code is 0 whatever the numbers are. With --stall, prints only the median of the
+milliseconds for which ddptrain blocks the loop.
 """
 
 import os
@@ -45,8 +46,8 @@ def with_fsync(state: object, path: Path) -> None:
     part.replace(path)
 
 
-def checkpoints(folder: Path, rounds: int, device: str) -> dict[str, list[float]]:
-    """Return the milliseconds of each round. The keys are the names of what was timed."""
+def checkpoints(folder: Path, rounds: int, device: str, *, stall: bool) -> dict[str, list[float]]:
+    """Return the milliseconds of each round. The keys are the names of what was timed. ``stall``: only "ddptrain"."""
     from ddptrain.checkpoint_directory import CheckpointDirectory
     from ddptrain.checkpoint_manager import CheckpointSaver
     from ddptrain.config import CheckpointOptions
@@ -89,22 +90,35 @@ def checkpoints(folder: Path, rounds: int, device: str) -> dict[str, list[float]
         "torch.save, fsync, rename": lambda: with_fsync(parts(), folder / "safe.pt"),
         "ddptrain": ours,
     }
+    if stall:
+        ways = {"ddptrain": ours}
     for way in ways.values():
         way()
     saver.wait_for_write(step)
     times: dict[str, list[float]] = {name: [] for name in ways}
-    times |= {"until it is on the disk": [], f"{STEPS} steps": [], f"{STEPS} steps while it is written": []}
+    times["until it is on the disk"] = []
     for _, name in measuring.in_turns(list(ways), rounds):
         os.sync()  # so that this does not include what was written before
         times[name].append(milliseconds(ways[name]))
         if name == "ddptrain":
             times["until it is on the disk"].append(times[name][-1] + milliseconds(lambda: saver.wait_for_write(step)))
+    if stall:
+        return times
+    times |= while_written(train, ours, lambda: saver.wait_for_write(step), rounds)
+    print(f"checkpoint of {(folder / 'plain.pt').stat().st_size / 1e6:.1f} MB")
+    return times
+
+
+def while_written(
+    train: Callable[[int], None], save: Callable[[], None], wait: Callable[[], object], rounds: int
+) -> dict[str, list[float]]:
+    """Return the milliseconds of some steps, without a checkpoint and while one is written."""
+    times: dict[str, list[float]] = {f"{STEPS} steps": [], f"{STEPS} steps while it is written": []}
     for _ in range(rounds):
         times[f"{STEPS} steps"].append(milliseconds(lambda: train(STEPS)))
-        ours()
+        save()
         times[f"{STEPS} steps while it is written"].append(milliseconds(lambda: train(STEPS)))
-        saver.wait_for_write(step)
-    print(f"checkpoint of {(folder / 'plain.pt').stat().st_size / 1e6:.1f} MB")
+        wait()
     return times
 
 
@@ -160,12 +174,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--stall", action="store_true", help="measure only ddptrain's own way")
     args = parser.parse_args()
     torch.set_num_threads(THREADS)
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"PROMETHEUS_MULTIPROC_DIR": name, "DDP_HEARTBEAT_FILE": f"{name}/heartbeat"}
         machine = measuring.machine()
-        times = checkpoints(Path(name), args.rounds, args.device)
+        times = checkpoints(Path(name), args.rounds, args.device, stall=args.stall)
+        if args.stall:
+            print(f"{statistics.median(times['ddptrain']):.3f}")
+            return
         watched, guard_us = watching()
     print(f"{THREADS} thread, {args.device}, {machine}")
     print(measuring.head("milliseconds", 32, 9))

@@ -1,4 +1,6 @@
-"""A rank of bench/communication.py: times all-reduces, runs ddptrain's steps, and prints a JSON object on rank 0.
+"""A rank of bench/communication.py and bench/scaling.py: runs ddptrain's steps without evaluations and checkpoints.
+
+Rank 0 prints a JSON object with the seconds of a step. Without steps, all ranks time all-reduces.
 
 python bench/communication_rank.py WARM_UP STEPS OPTIONS_OF_DDPTRAIN...
 """
@@ -41,7 +43,7 @@ def main() -> None:
     world = make_world(rank_info, options.machine.device, options.ranks)
     size = options.training.batch_size
     state = build_training_state(options, world, SOURCES["synthetic"].load(options.data, 0), batch_size=size)
-    phases = measure_phases(world.device, state.model.parameters(), alone=False)
+    phases = measure_phases(world.device, state.model.parameters(), alone=rank_info.size == 1)
     guard, choice = NonFiniteGuard(world.device), None
     order = epoch_order(len(state.data.train), seed=0, epoch=0).to(world.device)
     began = ended = time.monotonic()
@@ -58,10 +60,17 @@ def main() -> None:
         if state.communication is not None:
             choice = state.communication.measure(phases) or choice
     number = sum(parameter.numel() for parameter in state.model.parameters())
-    result = {"step_s": (ended - began) / max(1, steps), "parameters": number, "choice": choice, "all_reduce": link}
+    result = {
+        "step_s": (ended - began) / max(1, steps),
+        "batch_size": size,
+        "parameters": number,
+        "choice": choice,
+        "all_reduce": link,
+    }
     if rank_info.is_first:
         print(json.dumps(result), flush=True)
-    dist.barrier()
+    if rank_info.size > 1:
+        dist.barrier()
     os._exit(0)
 
 

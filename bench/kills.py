@@ -322,7 +322,7 @@ def main() -> None:
             run.process.terminate()
             raise
         text = run.end()
-    steps = resumed(run)
+        steps = resumed(run)
     lost = [at - step for (at, _), step in zip(done, steps, strict=False)]
     equal = fingerprint(text) == whole
     print(

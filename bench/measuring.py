@@ -58,6 +58,17 @@ def processes_with(variable: str, value: str) -> list[Any]:
     return matching
 
 
+def memory_mib(field: str) -> float:
+    """Return VmHWM (the peak) or VmRSS of this process in MiB, as in proc(5)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[field].split()[0]) / 1024
+
+
+def reset_peak() -> None:
+    """Let the peak of this process's memory (VmHWM) begin now."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def free_port() -> int:
     """Return a TCP port of the loopback that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,15 +1,23 @@
-"""Compare this checkout with another one: ``ddpctl --help``, ``ddpctl ps``, the first step, and a restart.
+"""Compare this checkout with another one: commands, the first step, a restart, checkpoints, and sending a project.
 
 The two take turns. Each pair gives the ratio of this checkout's time to the other's. The table has the median of the
 ratios and its 95 % confidence interval, which is a pair of the sorted ratios (binomial distribution, without a model).
 
     git worktree add /tmp/before COMMIT
-    python bench/pairs.py /tmp/before [--pairs 20] [--only help,ps,start,restart] [--json FILE]
+    python bench/pairs.py /tmp/before [--pairs 20] [--only help,ps,start,restart,stall,sync,sharded] [--json FILE]
 
-help and ps (of 200 runs that have ended) count CPU seconds, start and restart seconds of the clock (one node, two
-ranks). The exit code is 1 if the lower end of an interval is above 1.03.
+| name | what is measured |
+|---|---|
+| help, ps | CPU seconds of ``ddpctl --help``, and of ``ddpctl ps`` with 200 runs that have ended |
+| start, restart | seconds until the first step of two ranks on one node, and until they train again after SIGKILL |
+| stall | seconds for which a checkpoint blocks the training loop (ResNet-18 with momentum; bench/checkpoint.py) |
+| sync | seconds to send 2,000 files (100 MB) to two sshds of this machine, once connected (bench/sync.py) |
+| sharded | seconds in which four ranks save, and load, 1 GB, and the MiB by which one grows (bench/sharded.py) |
+
+Each value is from new processes. The exit code is 1 if the lower end of an interval is above 1.03.
 """
 
+import functools
 import json
 import math
 import os
@@ -20,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +39,7 @@ HERE = Path(__file__).parents[1]
 LIMIT = 1.03
 RUNS = 200
 SIZE = startup.Size(nodes=1, ranks=2)
+CLEANUP = ExitStack()  # of what several values of a measure share
 
 
 def cpu_s(*verb: str) -> float:
@@ -54,11 +64,43 @@ def make_runs(state: Path) -> None:
         (folder / "run.json").write_text(json.dumps(record))
 
 
-MEASURES: dict[str, Callable[[], float]] = {
-    "help": lambda: cpu_s("--help"),
-    "ps": lambda: cpu_s("ps", "--last", "0"),
-    "start": lambda: startup.measure_start("ddprun", SIZE).wall_s,
-    "restart": lambda: startup.time_recoveries(1, SIZE)[0],
+def bench(*arguments: str) -> Any:
+    """Return the JSON value that a benchmark prints last."""
+    script, *options = arguments
+    line = [sys.executable, str(HERE / "bench" / script), *options]
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@functools.cache
+def sync_lab() -> Any:
+    """Return two hosts and a project of 2,000 files, for bench/sync.py. They stay until the end of this process."""
+    import sync
+
+    if sync.MISSING:
+        sys.exit(f"pairs.py: sync {sync.MISSING}")
+    folder = Path(CLEANUP.enter_context(tempfile.TemporaryDirectory(prefix="bench-sync-")))
+    return CLEANUP.enter_context(sync.lab(folder, 2, 2000, 100_000_000))
+
+
+def send_project(checkout: Path) -> float:
+    """Return the seconds to send a project that the hosts do not have."""
+    lab = sync_lab()
+    seconds = lab.send("ddpctl, rsync on both ends", "first", checkout)
+    lab.forget()
+    shutil.rmtree(lab.folder / "runs")
+    return float(seconds)
+
+
+# Each measures the checkout that PYTHONPATH and its argument name, and returns one or more values by name.
+MEASURES: dict[str, Callable[[Path], dict[str, float]]] = {
+    "help": lambda _: {"help": cpu_s("--help")},
+    "ps": lambda _: {"ps": cpu_s("ps", "--last", "0")},
+    "start": lambda _: {"start": startup.measure_start("ddprun", SIZE).wall_s},
+    "restart": lambda _: {"restart": startup.time_recoveries(1, SIZE)[0]},
+    "stall": lambda _: {"stall": bench("checkpoint.py", "--stall", "--rounds", "5") / 1000},
+    "sync": lambda checkout: {"sync": send_project(checkout)},
+    "sharded": lambda _: bench("sharded.py"),
 }
 
 
@@ -75,19 +117,23 @@ def compare(other: Path, names: Sequence[str], pairs: int) -> dict[str, dict[str
     """Measure ``pairs`` pairs of each name, and print a line for each. Return the results by name."""
     results: dict[str, dict[str, Any]] = {}
     for name in names:
-        seconds: dict[Path, list[float]] = {HERE: [], other: []}
-        for _, checkout in measuring.in_turns(list(seconds), pairs):
+        values: dict[Path, list[dict[str, float]]] = {HERE: [], other: []}
+        for _, checkout in measuring.in_turns(list(values), pairs):
             os.environ["PYTHONPATH"] = f"{checkout}/cli:{checkout}/trainer"
-            seconds[checkout].append(MEASURES[name]())
-        ratios = [here / other for here, other in zip(*seconds.values(), strict=True)]
-        low, high = interval(ratios)
-        medians = [statistics.median(values) for values in seconds.values()]
-        results[name] = {"ratio": statistics.median(ratios), "interval": [low, high], "seconds": medians}
-        print(
-            f"{name:8} {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}), "
-            f"{medians[0]:.3f} s and {medians[1]:.3f} s, {pairs} pairs",
-            flush=True,
-        )
+            values[checkout].append(MEASURES[name](checkout))
+        for key in values[HERE][0]:
+            columns = [[value[key] for value in side] for side in values.values()]
+            ratios = [here / there for here, there in zip(*columns, strict=True)]
+            low, high = interval(ratios)
+            medians = [statistics.median(column) for column in columns]
+            unit = "MiB" if key.endswith("memory") else "s"
+            results[key] = {"ratio": statistics.median(ratios), "interval": [low, high], "unit": unit}
+            results[key] |= {"medians": medians, "values": columns}
+            print(
+                f"{key:12} {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f}), "
+                f"{medians[0]:.3f} {unit} and {medians[1]:.3f} {unit}, {pairs} pairs, load {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
     return results
 
 
@@ -103,7 +149,7 @@ def main() -> int:
     args.other = args.other.resolve()
     startup.processes.adopt_orphans()
     print(measuring.machine(), flush=True)
-    with tempfile.TemporaryDirectory() as state:
+    with CLEANUP, tempfile.TemporaryDirectory() as state:
         os.environ |= {"DDPCTL_STATE_DIR": state, "PYTHONPATH": f"{HERE}/cli:{HERE}/trainer"}
         make_runs(Path(state))
         results = compare(args.other, args.only.split(","), args.pairs)

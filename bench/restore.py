@@ -25,12 +25,6 @@ RANKS = 4
 MIB = 1 << 20
 
 
-def memory_mib(field: str) -> float:
-    """Return VmHWM (the peak) or VmRSS of this process in MiB, as in proc(5)."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[field].split()[0]) / 1024
-
-
 def state(mib: int) -> dict[str, Any]:
     """Return a state of ``mib`` MiB. A third is the model, and the rest is Adam's two moments of each parameter."""
     tensors = [torch.randn(MIB // 4) for _ in range(mib)]
@@ -48,8 +42,8 @@ def rank_main(rank: int, how: str, mib: int, store: str) -> None:
     info = RankInfo(rank=rank, size=RANKS, local_rank=rank, local_world_size=RANKS)
     parts = state(mib) if rank == 0 else {"model": {}, "optimizer": {}}
     dist.barrier()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    before, began = memory_mib("VmRSS"), time.monotonic()
+    measuring.reset_peak()
+    before, began = measuring.memory_mib("VmRSS"), time.monotonic()
     if how == "pickled":
         parts = broadcast(info, parts)
     else:
@@ -58,7 +52,7 @@ def rank_main(rank: int, how: str, mib: int, store: str) -> None:
     assert parts["optimizer"]["state"][0]["step"] == 3
     dist.barrier()
     seconds = time.monotonic() - began
-    print(f"{how:8} rank {rank}: {memory_mib('VmHWM') - before:6.0f} MiB, {seconds:7.3f} s", flush=True)
+    print(f"{how:8} rank {rank}: {measuring.memory_mib('VmHWM') - before:6.0f} MiB, {seconds:7.3f} s", flush=True)
 
 
 def main() -> None:

@@ -1,43 +1,47 @@
-"""Measure what node 0 does as the number of nodes grows: calls of its store, CPU time, memory, threads and files.
+"""Measure what a start, training and a failure cost node 0 and another node with real agents, and torchrun beside them.
 
-    python bench/scale.py [--nodes 2 8 32 64 256 1000] [--seconds 10] [--json FILE]
+    python bench/scale.py [--nodes 64] [--seconds 10] [--agent ddprun torchrun] [--rounds 1] [--count]
 
-Node 0 is a real ddprun with one rank, which imports nothing. This program plays the other nodes: for each of them it
-makes the calls that a ddprun makes to node 0's store, over a connection of its own. The phases are
+All agents are forked from this process, which has imported torch and what both agents need. Each agent has one rank,
+which imports nothing. torchrun uses its c10d rendezvous, whose store is in node 0's agent. The phases are
 
-    wait      node 0 waits for the others, which connect, during --seconds or longer
-    join      the others claim their numbers, compare builds and clocks, and arrive; until the group is chosen
-    start     until node 0 has started its rank
-    beat      heartbeats during --seconds
-    failure   a rank of the last node fails; until all nodes are in the group of the next attempt
-    end       all ranks exit with 0; until node 0 has ended
+    start     until all ranks run
+    beat      the ranks run, during --seconds
+    failure   the rank of the last node is killed; until all ranks run again
+    end       all ranks exit with 0; until all agents have ended
 
-Store calls are those of node 0 itself: each is a round trip. The CPU time is that of node 0's ddprun, without its rank.
-It contains the calls of the other nodes, which the store's thread in that process answers. A wall time says something
-only if the machine is idle: this program and node 0 share it. "lag" is how late the played heartbeats were.
+The CPU time is that of the agent alone, without its rank and the process that forks it. "agreed" is the time until
+every node has heard of the failure, from ddprun's events. With --count, ddprun is also run once with counters: its
+calls and bytes (keys and values in both directions) are those of its control store. The counters take CPU time, so that
+this run is shown without. Wall times say something only if the machine is idle.
 """
 
-import json
+import contextlib
 import mmap
+import os
 import signal
+import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-from measuring import clean_environ, free_port, options, wait_until, write_json
+from measuring import free_port, in_turns, options, wait_until, write_json
 
-BEAT_S = 0.25  # ddprun.nodes.consensus.HEARTBEAT_INTERVAL_S
-RUN_ID = "scale"
-RANK = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.2)\n"
-PHASES = ("wait", "join", "start", "beat", "failure", "end")
-LASTING = ("wait", "beat")  # shown per second
+from ddprun.ranks import fork_server
+from ddprun.system import compat, processes
+from ddpwire.events import read_events
+
+RANK = """
+import os, sys, time
+open(f"{sys.argv[1]}/rank.{os.environ['RANK']}.{os.getpid()}", "w").close()
+while not os.path.exists(f"{sys.argv[1]}/finish"):
+    time.sleep(0.2)
+"""
 NAMES = ("set", "get", "compare_set", "multi_get", "check", "add", "delete_key", "wait")
 COUNTS = struct.Struct("<qq")  # calls of the store, and their bytes
 
@@ -67,236 +71,152 @@ def count_calls(counts: mmap.mmap) -> None:
         setattr(stores.SignedStore, name, counted(plain))
 
 
-def node_0(counts: str) -> None:
-    """Run ddprun in this process, and keep the number of its store calls in the file ``counts``."""
-    from ddprun import main as ddprun
+class Agents:
+    """The agents of a run, and what each phase cost the first two."""
 
-    preload = ddprun.preload_torch
-
-    def preload_and_count(*args: Any) -> None:
-        preload(*args)
-        count_calls(number)
-
-    ddprun.preload_torch = preload_and_count
-    Path(counts).write_bytes(bytes(COUNTS.size))
-    with Path(counts).open("r+b") as file:
-        number = mmap.mmap(file.fileno(), COUNTS.size)
-    ddprun.main()
-
-
-class Played:
-    """The nodes from 1 on, as node 0 sees them."""
-
-    def __init__(self, port: int, num_nodes: int) -> None:
-        from torch.distributed import TCPStore
-
-        self.num_nodes, self.calls, self.lag_s = num_nodes, 0, 0.0
-        self._stores = [TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in self.nodes]
-        self._beat_at = time.monotonic()
-
-    @property
-    def nodes(self) -> range:
-        """The numbers of the nodes."""
-        return range(1, self.num_nodes)
-
-    def call(self, node: int, name: str, *args: Any) -> Any:
-        """Make one call to node 0's store."""
-        self.calls += 1
-        return getattr(self._stores[node - 1], name)(*args)
-
-    def join(self) -> None:
-        """Claim the numbers and compare the builds, as ddprun does before it meets the others."""
-        self._beat_at = time.monotonic()
-        for node in self.nodes:
-            first = json.loads(self.call(node, "get", "claim/0"))
-            claim = json.dumps({**first, "token": f"played-{node}"})
-            self.call(node, "compare_set", f"claim/{node}", "", claim)
-            self._beat(node, 0)
-            self.call(node, "get", "facts")
-            self.call(node, "get", "arguments")
-            for _ in range(3):  # ddpwire.clock
-                number = self.call(node, "add", "clock/asked", 1)
-                self.call(node, "set", f"clock/ask/{number}", "")
-                self.call(node, "get", f"clock/answer/{number}")
-
-    def arrive(self, attempt: int) -> dict[str, Any]:
-        """Arrive at an attempt, and return its group. Exchange the numbers of ranks in its store, as elastic does."""
-        from torch.distributed import TCPStore
-        from torch.distributed.elastic.agent.server.api import _RoleInstanceInfo
-
-        for node in self.nodes:
-            self.call(node, "set", f"{attempt}/here/{node}", "")
-        while not self.call(1, "check", [f"{attempt}/group"]):
-            self.beats(attempt - 1)
-            time.sleep(0.01)
-        group: dict[str, Any] = json.loads(self.call(1, "get", f"{attempt}/group"))
-        store = TCPStore("127.0.0.1", int(group["port"]), is_master=False, wait_for_workers=False)
-        for node in self.nodes:
-            info = _RoleInstanceInfo("default", node, 1).serialize()
-            store.set(f"torchelastic/role_info/{node}", info)
-        return group
-
-    def beats(self, attempt: int) -> None:
-        """Send the heartbeats that are due, and look for a decision."""
-        if (late_s := time.monotonic() - self._beat_at) < 0:
-            return
-        self.lag_s = max(self.lag_s, late_s)
-        self._beat_at = time.monotonic() + BEAT_S
-        for node in self.nodes:
-            self._beat(node, attempt)
-            if attempt:
-                self.call(node, "check", [f"{attempt}/verdict"])
-
-    def _beat(self, node: int, attempt: int) -> None:
-        sign = {"rank": node, "node": node, "step": None, "silent_s": 0.0, "stopped": False, "busy": False}
-        beat = {"at": time.monotonic(), "attempt": attempt, "signs": [sign] if attempt else []}
-        self.call(node, "set", f"beat/{node}", json.dumps(beat))
-
-    def post(self, attempt: int, node: int, report: Mapping[str, object]) -> None:
-        """Send a report to node 0."""
-        number = self.call(node, "add", f"{attempt}/news", 1)
-        self.call(node, "set", f"{attempt}/news/{number}", json.dumps(report))
-
-    def follow(self, attempt: int) -> None:
-        """Wait for the decision about an attempt, and report that the ranks are gone."""
-        while not self.call(1, "check", [f"{attempt}/verdict"]):
-            self.beats(attempt)
-            time.sleep(0.005)
-        for node in self.nodes:
-            self.call(node, "add", f"{attempt}/gone", 1)
-
-
-class Node0:
-    """The process of node 0, and what each phase cost it."""
-
-    def __init__(self, num_nodes: int, folder: Path) -> None:
-        self.port, self._counts = free_port(), folder / "counts"
-        self.events, self.finish = folder / "run/node-0/events.jsonl", folder / "finish"
+    def __init__(self, kind: str, num_nodes: int, folder: Path, *, counts: bool) -> None:
+        self.kind, self.num_nodes, self.folder, self.port = kind, num_nodes, folder, free_port()
+        self.is_counted = counts
         (folder / "rank.py").write_text(RANK)
-        argv = [__file__, "--node-0", str(self._counts), "--nnodes", str(num_nodes), "--node-rank", "0"]
-        argv += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(self.port)]
-        argv += ["--run-dir", str(folder / "run"), "--rdzv-id", RUN_ID, "--join-timeout", "600", "--max-restarts", "3"]
-        argv += [str(folder / "rank.py"), str(self.finish)]
-        environ = clean_environ() | {"DDP_NODES_HERE": str(num_nodes), "DDP_DEVICE": "cpu"}
-        with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen([sys.executable, *argv], env=environ, stdout=log, stderr=log)
-        self._seen = psutil.Process(self.process.pid)
-        self.phases: dict[str, dict[str, float]] = {}
-        self.size: dict[str, float] = {}
-        self._last = self._now()
+        self.counts = [mmap.mmap(-1, COUNTS.size) for _ in range(num_nodes)]
+        self.phases: dict[str, list[dict[str, float]]] = {}
+        self.began = time.monotonic()
+        self.pids = [self._fork(node) for node in range(num_nodes)]
+        self._last = [(self.began, 0.0, 0, 0)] * 2
 
-    def _now(self) -> tuple[float, float, int]:
-        cpu = 0.0
-        with suppress(psutil.Error):
-            times = self._seen.cpu_times()
-            cpu = times.user + times.system
-        with suppress(OSError, struct.error):
-            return time.monotonic(), cpu, COUNTS.unpack(self._counts.read_bytes())[0]
-        return time.monotonic(), cpu, 0
-
-    def begin(self) -> None:
-        """Begin a phase."""
-        self._last = self._now()
-
-    def end(self, phase: str, played: Played) -> None:
-        """Note what the phase cost."""
-        values = self._now()
-        if not values[1]:
-            return  # it has ended
-        cost = self.phases.setdefault(phase, {"seconds": 0.0, "cpu_s": 0.0, "calls": 0, "others": 0})
-        names = ("seconds", "cpu_s", "calls")
-        for name, after, before in zip(names, values, self._last, strict=True):
-            cost[name] += after - before
-        cost["others"] += played.calls
-        played.calls = 0
-        with suppress(psutil.Error):
-            self.size = (
-                self.size
-                if phase == "end"
-                else {
-                    "rss_mib": self._seen.memory_info().rss / 2**20,
-                    "threads": self._seen.num_threads(),
-                    "files": self._seen.num_fds(),
-                }
-            )
-        self._last = self._now()
-
-    def has(self, event: str) -> bool:
-        """Return whether the event was recorded."""
-        return self.events.exists() and f'"{event}"' in self.events.read_text()
-
-
-def cost_cells(phase: str, cost: Mapping[str, float]) -> str:
-    """Return the calls and the CPU seconds, per second for a phase that lasts as long as one likes."""
-    per = cost["seconds"] if phase in LASTING else 1.0
-    return f"{cost['calls'] / per:>15.0f}{cost['cpu_s'] / per:>8.3f}"
-
-
-def measure(num_nodes: int, seconds: float) -> dict[str, Any]:
-    """Run once with this number of nodes."""
-    with tempfile.TemporaryDirectory(prefix="ddp-scale-") as name:
-        node = Node0(num_nodes, Path(name))
+    def _fork(self, node: int) -> int:
+        parent, pid = os.getpid(), os.fork()
+        if pid:
+            return pid
         try:
-            wait_until(lambda: node.has("preflight_done"), "node 0", timeout_s=120)
-            node.begin()
-            until = time.monotonic() + seconds
-            played = Played(node.port, num_nodes)
-            time.sleep(max(0.0, until - time.monotonic()))
-            node.end("wait", played)
-            played.join()
-            played.arrive(1)
-            node.end("join", played)
-            wait_until(lambda: node.has("ranks_started"), "the rank", timeout_s=60)
-            node.end("start", played)
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                played.beats(1)
-                time.sleep(0.01)
-            node.end("beat", played)
-            failure = {"node": num_nodes - 1, "rank": num_nodes - 1, "status": -signal.SIGKILL}
-            played.post(1, num_nodes - 1, {"failure": failure})
-            played.follow(1)
-            decided = time.monotonic()
-            played.arrive(2)
-            node.end("failure", played)
-            node.phases["failure"]["decided_s"] = node.phases["failure"]["seconds"] - (time.monotonic() - decided)
-            node.finish.touch()
-            for number in played.nodes:
-                played.post(2, number, {"exited": number, "done": number})
-            played.follow(2)
-            deadline = time.monotonic() + 60
-            while node.process.poll() is None and time.monotonic() < deadline:
-                node.end("end", played)  # the last reading while there is a process
-            node.process.wait(0)
-            if node.process.returncode:
-                sys.exit((Path(name) / "log").read_text())
-            return {"nodes": num_nodes, "phases": node.phases, **node.size, "lag_s": played.lag_s}
+            processes.die_with_parent(parent)
+            os.setsid()
+            log = os.open(self.folder / f"log-{node}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for target, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+                os.dup2(descriptor, target)
+            argv = ["--nnodes", self.num_nodes, "--nproc-per-node", 1, "--node-rank", node, "--max-restarts", 3]
+            place = ["--master-addr", "127.0.0.1", "--master-port", self.port, "--run-dir", self.folder / "run"]
+            place += ["--rdzv-id", "scale", "--join-timeout", "600"]
+            c10d = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "scale"]
+            c10d += ["--rdzv-conf", f"is_host={int(not node)},join_timeout=600", "--local-addr", "127.0.0.1"]
+            argv += [*(place if self.kind == "ddprun" else c10d), self.folder / "rank.py", self.folder]
+            sys.argv = [self.kind, *map(str, argv)]
+            os.environ |= {"DDP_NODES_HERE": str(self.num_nodes), "DDP_DEVICE": "cpu", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(number, signal.SIG_IGN)
+            if self.kind == "ddprun":
+                from ddprun.main import main
+
+                if self.is_counted:
+                    count_calls(self.counts[node])
+                main()
+            else:
+                from torch.distributed.run import main as torchrun
+
+                torchrun(sys.argv[1:])
+                os._exit(0)
+        except SystemExit as leaving:
+            os._exit(int(leaving.code or 0))
         finally:
-            if node.process.poll() is None:
-                node.process.kill()
-                print((Path(name) / "log").read_text()[-3000:], file=sys.stderr)
+            os._exit(1)
+
+    def end(self, phase: str) -> None:
+        """Note what the phase cost node 0 and node 1."""
+        costs = []
+        for node in range(2):
+            cpu = self._last[node][1]
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(self.pids[node]).cpu_times()
+                cpu = max(cpu, times.user + times.system)
+            now = (time.monotonic(), cpu, *COUNTS.unpack_from(self.counts[node]))
+            names = ("seconds", "cpu_s", "calls", "bytes")
+            costs.append(dict(zip(names, (b - a for a, b in zip(self._last[node], now, strict=True)), strict=True)))
+            self._last[node] = now
+        self.phases[phase] = costs
+
+    def started(self, times: int) -> bool:
+        """Return whether all ranks have been started so many times."""
+        for node, pid in enumerate(self.pids):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                sys.exit(f"the agent of node {node} has ended:\n" + (self.folder / f"log-{node}").read_text()[-2000:])
+        return len([*self.folder.glob("rank.*.*")]) == times * self.num_nodes
+
+
+def measure(kind: str, num_nodes: int, seconds: float, *, counts: bool = False) -> dict[str, Any]:
+    """Run once."""
+    with tempfile.TemporaryDirectory(prefix="ddp-scale-") as name:
+        agents = Agents(kind, num_nodes, Path(name), counts=counts)
+        try:
+            wait_until(lambda: agents.started(1), "all ranks", timeout_s=900)
+            agents.end("start")
+            time.sleep(seconds)
+            agents.end("beat")
+            killed = time.time()
+            (last,) = Path(name).glob(f"rank.{num_nodes - 1}.*")
+            os.kill(int(last.suffix[1:]), signal.SIGKILL)
+            wait_until(lambda: agents.started(2), "all ranks again", timeout_s=900)
+            agents.end("failure")
+            events = [read_events(path.read_text()) for path in Path(name).glob("run/node-*/events.jsonl")]
+            failed = [event.time - killed for of_node in events for event in of_node if event.event == "failed"]
+            (Path(name) / "finish").touch()
+            pids = {*agents.pids}
+            deadline = time.monotonic() + 300
+            while pids and time.monotonic() < deadline:
+                if agents.pids[0] in pids:
+                    agents.end("end-so-far")
+                pids -= {pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0]}
+                time.sleep(0.02)
+            agents.phases["end"] = agents.phases.pop("end-so-far")
+            load = os.getloadavg()[0]
+            return {
+                "agent": kind, "nodes": num_nodes, "phases": agents.phases, "load": load, "left": len(pids),
+                "agreed_s": max(failed, default=None), "heard": len(failed),
+            }  # fmt: skip
+        finally:
+            for pid in agents.pids:
+                processes.kill(pid, signal.SIGKILL)
+            processes.kill_all(lambda: processes.descendants(os.getpid()), timeout_s=20.0, reap=processes.reap_all)
 
 
 def main() -> None:
-    """Print a table, one line for each number of nodes."""
-    if sys.argv[1:2] == ["--node-0"]:
-        counts, sys.argv[1:] = sys.argv[2], sys.argv[3:]
-        node_0(counts)
-        return
+    """Print a line for each agent and phase."""
     parser = options(__doc__)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8, 32, 64, 256, 1000])
+    parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--agent", nargs="+", choices=["ddprun", "torchrun"], default=["ddprun", "torchrun"])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--count", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    titles = [f"{phase}: {'calls/s' if phase in LASTING else 'calls'}" for phase in PHASES]
-    print("nodes" + "".join(f"{title:>15}{'CPU s':>8}" for title in titles) + "   RSS MiB  threads  files  lag s")
-    results = []
-    for number in args.nodes:
-        result = measure(number, args.seconds)
-        results.append(result)
-        cells = "".join(cost_cells(phase, result["phases"][phase]) for phase in PHASES)
-        sizes = f"{result['rss_mib']:>10.0f}{result['threads']:>9}{result['files']:>7}{result['lag_s']:>7.2f}"
-        print(f"{number:>5}{cells}{sizes}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the agents end, too
+    processes.adopt_orphans()
+    fork_server.preload_torch(1)
+    compat.import_dynamo()
+    import torch.distributed.run
+    import torch.nn.parallel  # noqa: F401
+
+    import ddprun.agent
+    import ddprun.bringup
+    import ddprun.main  # noqa: F401
+
+    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in args.agent}
+    print(f"{'agent':<10}{'nodes':>6}{'phase':>9}{'seconds':>9}{'node 0: CPU s':>15}{'node 1: CPU s':>15}{'load':>7}")
+    for _, kind in in_turns(args.agent, args.rounds):
+        result = measure(kind, args.nodes, args.seconds)
+        results[kind].append(result)
+        for phase, costs in result["phases"].items():
+            cells = "".join(f"{cost['cpu_s']:>15.3f}" for cost in costs)
+            print(f"{kind:<10}{args.nodes:>6}{phase:>9}{costs[0]['seconds']:>9.1f}{cells}{result['load']:>7.1f}")
+        print(f"{kind}: {result['heard']} nodes have heard of the failure after {result['agreed_s']} s", flush=True)
+    for phase in ("start", "failure") if len(args.agent) == 2 else ():
+        ours, theirs = (
+            statistics.median(result["phases"][phase][0]["cpu_s"] for result in of) for of in results.values()
+        )
+        print(f"{phase}: node 0's CPU time is {ours / theirs:.2f} of torchrun's ({ours:.2f} of {theirs:.2f} s)")
+    if args.count:
+        for phase, costs in measure("ddprun", args.nodes, args.seconds, counts=True)["phases"].items():
+            cells = "; ".join(f"{cost['calls']:.0f} calls, {cost['bytes']:.0f} bytes" for cost in costs)
+            print(f"ddprun, {phase}, node 0 and node 1: {cells}")
     write_json(args.json, results)
 
 

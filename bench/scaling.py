@@ -10,6 +10,7 @@ images, so that the link matters.
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 import subprocess
@@ -35,18 +36,19 @@ OPTIONS = {
 TIMEOUT_S = 300
 PORT = 29400
 LINKS = ["none", "1gbit", "100mbit"]
-RANK = Path(__file__).with_name("scaling_rank.py")
+RANK = Path(__file__).with_name("communication_rank.py")
+WARM_UP = 2  # steps
 
 
 def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
-    """Return the arguments of Python for a rank: ``steps`` steps of 16 images, after two steps that are not counted."""
-    images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
+    """Return the arguments of Python for a rank: ``steps`` steps of 16 images, and the warm-up before."""
+    images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + WARM_UP)}", "--synthetic-shape=3x16x16"]
     how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
-    return [str(RANK), str(steps), *images, *how]
+    return [str(RANK), str(WARM_UP), str(steps), *images, *how]
 
 
 def rate(commands: list[list[str]], start: Callable[..., subprocess.Popen[str]]) -> float:
-    """Run these ranks, which ``start`` starts. Return the images/s of all ranks together, which rank 0 prints."""
+    """Run these ranks, which ``start`` starts. Return the images/s of all ranks together."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe, mixed = subprocess.PIPE, subprocess.STDOUT
     ranks = [start(command, env=environ, stdout=pipe, stderr=mixed, text=True) for command in commands]
@@ -57,7 +59,8 @@ def rate(commands: list[list[str]], start: Callable[..., subprocess.Popen[str]])
             rank.kill()
     if any(rank.returncode for rank in ranks):
         raise SystemExit(f"scaling.py: a training failed: {outs[0].splitlines()[-1:]} {outs[-1].splitlines()[-1:]}")
-    return float(outs[0])
+    printed = json.loads(outs[0].splitlines()[-1])
+    return float(printed["batch_size"] / printed["step_s"])
 
 
 def on_loopback(size: int, steps: int) -> float:

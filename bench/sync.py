@@ -63,9 +63,8 @@ class Lab:
     person: Person
     boxes: Sequence[Box]
 
-    @property
-    def environ(self) -> dict[str, str]:
-        packages = os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])
+    def environ(self, checkout: Path) -> dict[str, str]:
+        packages = os.pathsep.join([str(checkout / "cli"), str(checkout / "trainer")])
         return {
             "HOME": str(self.person.home),
             "PATH": "/usr/bin:/bin",
@@ -80,9 +79,9 @@ class Lab:
             f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
         )
 
-    def send(self, tool: str, name: str) -> float:
-        """Send the project to all hosts with one tool. Return the seconds that this takes."""
-        environ = self.environ
+    def send(self, tool: str, name: str, checkout: Path = ROOT) -> float:
+        """Send the project to all hosts with one tool. Return the seconds that this takes. ``checkout``: of ddpctl."""
+        environ = self.environ(checkout)
         if tool.startswith("ddpctl"):
             scratch = self.folder / "runs" / name
             scratch.mkdir(parents=True, exist_ok=True)

@@ -153,7 +153,8 @@ def cable_stays_out(node: int) -> Callable[[Experiment], None]:
         experiment.fails(
             (
                 f"node 1 was lost: its ddprun stopped responding, and did not come back within {JOIN_S} s",
-                "node 0, which has the store of the run, was lost: start the run again",
+                "node 0, which has the store of the run, was lost: start the run again; a spare would take its place "
+                "(--spares)",
             ),
             code=137,
         )

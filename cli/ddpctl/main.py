@@ -99,6 +99,12 @@ class Verbs(TyperGroup):
             if str(error):  # else it was already reported
                 print(plain(f"{error.prefix}{error}"), file=sys.stderr)
             raise typer.Exit(int(error.code)) from None
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("ddpctl."):
+                raise
+            what = f"this ddpctl, such as that of a notebook's wheel, has no {error.name}"
+            print(f"ddpctl: {what}: run the command where the whole ddpctl is installed", file=sys.stderr)
+            raise typer.Exit(int(Exit.UNAVAILABLE)) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(interrupts.code_of(error)) from None
         except BrokenPipeError:  # the reader (head, less) has ended

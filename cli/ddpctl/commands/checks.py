@@ -2,6 +2,7 @@
 
 import re
 import statistics
+import textwrap
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from ddpctl.operations.launcher import open_context
 from ddpwire import communication
 
 DROP = 0.5  # a collective is reported if its busbw, divided by its busbw in the last bench, is below this value
+WIDTH = 80  # of the result's lines
 PARAMETERS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3}
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
@@ -102,7 +104,7 @@ def compared(result: Mapping[str, Any]) -> list[str]:
             line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{elsewhere}"
             low = ", ".join(f"{name} {ratio:.2f}" for name, ratio in medians.items() if ratio < DROP)
             lines = [f"{line} ({ago(time.time() - last['time'])} ago; the median of the collectives)"]
-            return [*lines, f"less than half of the last bench: {low}"] if low else lines
+            return [*lines, *textwrap.wrap(f"less than half of the last bench: {low}", WIDTH)] if low else lines
     return []
 
 

@@ -28,7 +28,6 @@ def init(
     from ddpctl import targets
     from ddpctl.job.config import load
     from ddpctl.job.schema import starter_text
-    from ddpctl.migration.formats import migrate
     from ddpctl.targets import local
 
     context = open_context()
@@ -37,6 +36,8 @@ def init(
     if path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
         raise CannotWriteError(f"cannot write {path}: it is not a regular file")
     if source:
+        from ddpctl.migration.formats import migrate
+
         migration = migrate(source, targets.kinds())
         text = migration.text(str(source))
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000

@@ -11,7 +11,7 @@ import pytest
 from tests.contract.ddpctl.worlds import World
 from tests.unit.ddpctl.kaggle_answers import requests, stand_in
 
-from ddpctl.files.own_wheel import wheel
+from ddpctl.files.own_wheel import NOT_IN_A_NOTEBOOK, wheel
 
 NAME = ("--name", "night")
 
@@ -71,7 +71,9 @@ def test_render_writes_the_notebook_without_a_client(site: World) -> None:
     assert "%%writefile train.py\nprint('hello')" in sources
     assert book.cells[-2].source == "gpus = 2\nargs = []"
     packed = next(source for source in sources if source.startswith("WHEEL = "))
-    assert lzma.decompress(base64.b85decode(ast.literal_eval(packed.removeprefix("WHEEL = ")))) == wheel()
+    text = ast.literal_eval(packed.removeprefix("WHEEL = "))
+    assert lzma.decompress(base64.b85decode(text)) == wheel(without=NOT_IN_A_NOTEBOOK)
+    assert len(text) < 700_000  # Kaggle takes a notebook of 1 MB
     before = sorted(path.name for path in site.folder.iterdir())
     for arguments, code in (("empty", "no.py"), 66), (("train.py", "train.py"), 73):
         assert site.ddpctl("render", "--out", arguments[0], "--", arguments[1]).returncode == code

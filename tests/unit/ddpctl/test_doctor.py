@@ -187,6 +187,11 @@ def test_the_ratio_is_the_median_of_the_collectives_and_a_low_one_is_named() -> 
     first, second = compared({**NOW, "last": old})
     assert first.startswith("busbw: 0.88 of the last bench's (")  # of 1.5 and 0.25; gather has no former size
     assert second == "less than half of the last bench: broadcast 0.25"
+    many = bench(*((f"collective-{number}", 8, 1.0) for number in range(9)))
+    fast = bench(*((f"collective-{number}", 8, 4.0) for number in range(9)), time=time.time() - 60)
+    lines = compared({**many, "last": fast})
+    assert max(map(len, lines)) <= 80
+    assert_names(" ".join(lines), *(f"collective-{number} 0.25" for number in range(9)))
     (line,) = compared({**NOW, "last": {**NOW, "nodes": ["c"], "time": time.time()}})
     assert line.startswith("busbw: 1.00 of the last bench's, which was on other nodes (")
     assert compared({**NOW, "ranks": 4, "last": old}) == []

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 BENCH = Path(__file__).parents[3] / "bench"
-RANKS = ("first_step", "scaling_rank")  # scripts of ranks, which train when they are imported
+RANKS = ("first_step",)  # scripts of ranks, which train when they are imported
 # In a process of its own: some import torch's compiler, whose native libraries may report leaks at the end.
 IMPORT = """
 import json, sys, traceback
