@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -209,16 +210,17 @@ def test_a_forked_child_does_not_keep_the_folder_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.0)
-    directory, (reader, writer) = CheckpointDirectory(tmp_path), os.pipe()
-    if not (child := os.fork()):
-        os.read(reader, 1)
-        os._exit(0)
-    try:
+    directory, (here, there) = CheckpointDirectory(tmp_path), socket.socketpair()
+    with here, there:
+        if not (child := os.fork()):
+            here.close()
+            there.send(b"1")  # os.fork has closed the child's copy of the lock
+            there.recv(1)  # until the parent closes its end
+            os._exit(0)
+        here.recv(1)
         directory.unlock()
         assert CheckpointDirectory(tmp_path).checkpoints() == []
-    finally:
-        os.write(writer, b"1")
-        os.waitpid(child, 0)
+    os.waitpid(child, 0)
 
 
 @pytest.fixture
