@@ -60,11 +60,12 @@ if TYPE_CHECKING:
 
 MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
 RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
-ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monitor_workers; it refuses 0
+ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between calls of _monitor_workers, which waits itself; not 0
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended
 NO_GROUP_S = 20.0  # most scripts create their process group earlier, because torch is imported already
 GIVE_UP_S = 1.0  # for the other nodes to hear why this one ends
+# A metric has a series for each cause, so causes are few. Deaths by other signals are "other".
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
@@ -89,7 +90,7 @@ class NodeAgent(SimpleElasticAgent):
                 role=node.config.role,
                 local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
-                entrypoint=node.config.command[0],
+                entrypoint=node.config.command[0],  # only for torch elastic's log, which asserts that there is one
                 max_restarts=sys.maxsize,  # node 0 decides how often
                 monitor_interval=ELASTIC_INTERVAL_S,
             )
@@ -131,8 +132,8 @@ class NodeAgent(SimpleElasticAgent):
         began = time.monotonic()
         # The metric tells restarts from the first rendezvous; node.json has one state for both.
         self._node.series.state("restarting" if self._is_restart else "rendezvous")
-        self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)
-        self._rendezvous_handler.previous_outcome = self.outcome
+        self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)  # counted below
+        self._rendezvous_handler.previous_outcome = self.outcome  # after a failure, nodes may be missing for good
         is_first = not self._rendezvous_handler.attempt
         is_store_lost = self.consensus.node_0_lost
         while True:
@@ -146,7 +147,7 @@ class NodeAgent(SimpleElasticAgent):
                     if self.copies:  # they use the store of the lost node 0
                         self.copies.close()
                     self.copies = self._start_copies(self._node.route.own)
-                    self.consensus = self._start_consensus(self.consensus.history)
+                    self.consensus = self._start_consensus(self.consensus.history)  # the new store has none
                 super()._rendezvous(worker_group)
                 break
             except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
@@ -157,7 +158,8 @@ class NodeAgent(SimpleElasticAgent):
         # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py).
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
-        failure = self.outcome.message if self._is_restart and self.outcome else ""
+        failure = self.outcome.message if self.outcome else ""
+        # resumed_apart was about the ranks of the previous attempt.
         self._node.journal.update(
             state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure, resumed_apart=""
         )
@@ -168,7 +170,7 @@ class NodeAgent(SimpleElasticAgent):
         self._node.journal.emit("rendezvous_done", seconds=took_s, nodes=num_nodes)
         self.consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
         for ended in self.consensus.history:
-            self._recovery.reached(ended.step)
+            self._recovery.reached(ended.step)  # a node that joined later needs it to count lost steps
             if is_first and self._node.folder.previous_step is None:  # this node has not counted these restarts
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
@@ -190,10 +192,11 @@ class NodeAgent(SimpleElasticAgent):
         ``offers_at``: the address at which this node offers its copy to a new node 0.
         """
         node, rendezvous = self._node, self._rendezvous_handler
-        if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):
+        if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):  # copies without a folder: an error
             return None
         from ddprun.files.checkpoint_copies import start_copies
 
+        # The members are a function, because they change with each attempt.
         address, store, is_new = rendezvous.address, rendezvous.control, rendezvous.is_elected
         return start_copies(node, address, store, lambda: rendezvous.members, offers_at=offers_at, is_new=is_new)
 
@@ -207,12 +210,12 @@ class NodeAgent(SimpleElasticAgent):
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
         if not self._set_up():
-            return {}
-        if self.copies:
+            return {}  # without ranks, _monitor_workers waits for the decision
+        if self.copies:  # the ranks may load the copy as soon as they run
             self.copies.fill(self._rendezvous_handler.attempt, self._gives_up)
         try:
             node.folder.runtime.begin_attempt()
-            node.heartbeats.forget()
+            node.heartbeats.forget()  # only now: other threads would open the old files again
         except OSError as error:
             raise node_error(Exit.CANNOT_WRITE, "internal", f"the ranks' state cannot be kept: {error}") from None
         # Other programs find the folder through node.json. It moves if its parent has vanished.
@@ -221,7 +224,7 @@ class NodeAgent(SimpleElasticAgent):
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
         self._world_size = world_size = worker_group.workers[0].world_size
         self._waits_for_resumes = world_size > 1  # a single rank cannot differ from another one
-        self._check_world_size()
+        self._check_world_size()  # before any rank runs, because it may raise
         lost = node.downtime.started(self._started_at)
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
@@ -242,10 +245,12 @@ class NodeAgent(SimpleElasticAgent):
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
         # Forked ranks check this themselves (process_groups.py), and a node's only rank may start ranks of its own.
+        # While a user debugs a rank, ranks may wait as long as they like (so hang_timeout_s is 0 by default then).
         is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
         self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
         self._diagnosis.track(self._processes, self._rendezvous_handler.attempt)
         self._recovery.started()
+        # Set both counts, because ranks may have ended already.
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
@@ -299,7 +304,7 @@ class NodeAgent(SimpleElasticAgent):
             threads=node.resources.threads, interface=node.route.interface,
         )  # fmt: skip
         try:
-            metrics_dir.mkdir(parents=True, exist_ok=True)
+            metrics_dir.mkdir(parents=True, exist_ok=True)  # after a restart it exists: counters go on, gauges not
             metrics.prepare_rank_dir(metrics_dir)
             # The error of the previous attempt, if any (True: missing_ok). Another process deletes it, because the disk
             # may not answer.
@@ -315,7 +320,7 @@ class NodeAgent(SimpleElasticAgent):
         finally:
             for descriptor in streams:
                 os.close(descriptor)  # so that the streams end when the rank and its children end
-        termination.prefer_as_oom_victim(pid)
+        termination.prefer_as_oom_victim(pid)  # else the kernel might kill ddprun, and with it the whole node
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
@@ -332,6 +337,7 @@ class NodeAgent(SimpleElasticAgent):
         requested = self._node.stop.requested
         if requested == signal.SIGINT:  # the outcome is then 130, whatever the ranks do (docs/decisions/0027)
             return True
+        # If a rank exited with 0 before the stop, the training had reached its end.
         return requested != 0 and not self._num_succeeded and not self._node.heartbeats.beat(rank).is_complete
 
     def _on_exit(self, tag: str, status: int) -> None:
@@ -350,7 +356,7 @@ class NodeAgent(SimpleElasticAgent):
         # A rank that was stuck in the kernel when it was killed may end during a later attempt.
         if not decision and attempt == self._rendezvous_handler.attempt:
             if status or self._was_stopped(rank):
-                self._recovery.failed(failure.step)
+                self._recovery.failed(failure.step)  # the recovery is measured from here, not from the decision
                 self.consensus.post_failure(failure)
             else:
                 self._num_succeeded += 1
@@ -369,6 +375,7 @@ class NodeAgent(SimpleElasticAgent):
             logs.catch_up(rank)
         start, in_order = logs.starts[rank], logs.in_order
         where = (self._node.folder.path, rank, status, start, in_order)
+        # A rank that a signal killed has reported no error. If the disk does not answer, the report goes without it.
         error = self._node.files.read(last_error, *where, unknown="") if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
@@ -377,12 +384,13 @@ class NodeAgent(SimpleElasticAgent):
             node=self._node.config.node_rank,
             rank=rank,
             status=status,
-            stopped_by=stop.requested or stop.forwarded,
+            stopped_by=stop.requested or stop.forwarded,  # a forwarded signal (SIGUSR1) may end a rank, too
             stop_reason=stop.reason,
-            killed_here=stop.killed and status == -signal.SIGKILL,
+            killed_here=stop.killed and status == -signal.SIGKILL,  # else it ended just before the kill
             stopped_again=stop.requested_again,
             step=beat.step,
             stopped_for=beat.stopped_for,
+            # Only after SIGKILL, the kernel's signal: killed() forgets the kills that it returns.
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
             error=error,
         )
@@ -390,7 +398,7 @@ class NodeAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # Short after a restart: the recovery's time and lost steps are those of the first step that this loop sees.
         decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
-        self._node.workers.continue_supervisor()
+        self._node.workers.continue_supervisor()  # stopped, it would report no exit
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.beat(process.rank).step for process in self._processes)
         if decision is None:
@@ -408,21 +416,21 @@ class NodeAgent(SimpleElasticAgent):
         # For torch elastic, every end is a success: it would restart the ranks after a failure.
         ended = RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self.outcome = outcome = decision.outcome
-        self._node.logs.show_failed_rank(outcome)
+        self._node.logs.show_failed_rank(outcome)  # before ddprun's own lines about the failure
         if outcome.code == 0:
-            if self._no_group():
+            if self._no_group():  # then the message warns of separate trainings
                 self._node.journal.log(outcome.message)
             self._node.workers.clear()  # kills the processes that the ranks have left
             self.consensus.post_gone()
             return ended
-        self._recovery.failed(outcome.step)
+        self._recovery.failed(outcome.step)  # if no rank of this node failed before
         self._recovery.end_phase("detect")
         journal = self._node.journal
         facts = ("rank", "node", "step", "cause", "message")
         journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
         # A new ddprun replaces a node that leaves, so only the other nodes restart their ranks.
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
-        self._is_restart = restart
+        self._is_restart = restart  # _stop_workers reads it
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
@@ -452,7 +460,8 @@ class NodeAgent(SimpleElasticAgent):
         """Return whether this node knows that no rank of the run has a process group. Only node 0 can know this.
 
         A rank of node 0 records its process group in a file. A rank of another node cannot have a process group before
-        it has used the attempt's store, which node 0 serves.
+        it has used the attempt's store, which node 0 serves. Executed ranks write no such file, and a runtime folder
+        that vanished has lost it.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks or node.folder.runtime.vanished:
@@ -486,7 +495,7 @@ class NodeAgent(SimpleElasticAgent):
             try:
                 path = folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}"
                 record = json.loads(path.read_text()) if forks else {}  # an executed rank has no record
-            except (OSError, ValueError):  # it is not there yet
+            except (OSError, ValueError):  # it is not there yet, or not complete
                 return
             rank, local_rank = process.rank, process.local_rank
             records.append(Resume(rank=rank, node=node, local_rank=local_rank, is_known=forks, **record))
@@ -519,6 +528,7 @@ class NodeAgent(SimpleElasticAgent):
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):
             self._waits_for_heartbeat = False
+            # A heartbeat is read late, so the event gives its own time.
             first = min(beats.values(), key=lambda beat: beat.at_s)
             ago_s, took_s = time.monotonic() - first.at_s, first.at_s - self._started_at
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
@@ -556,7 +566,7 @@ class NodeAgent(SimpleElasticAgent):
         self.consensus.post_gone()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
-        self._node.workers.clear()
+        self._node.workers.clear()  # torch elastic calls this also after an error: no rank outlives the agent
 
     def _exit_barrier(self) -> None:
         """Do nothing, because the nodes have already agreed that all ranks succeeded."""
