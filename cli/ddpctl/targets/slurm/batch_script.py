@@ -29,7 +29,8 @@ FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" \\
   SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK,TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,HINT,LABELIO} \\
   SLURM_{OVERCOMMIT,EXACT,THREADS_PER_CORE,STDOUTMODE,STDERRMODE}"""
 
-# sbatch copies variables of the job that submits this one. For the number of an array, scontrol prints all tasks.
+# sbatch copies variables of the job that submits this one, so scontrol gives the facts. For the number of an array, it
+# prints all tasks, of which grep takes one. With the blank, 12 is not 123.
 FACTS = '''scontrol --oneliner show job "${SLURM_JOB_ID:?run this with sbatch}" | grep "^JobId=$SLURM_JOB_ID "'''
 
 WORKSPACE = "/workspace"
@@ -38,7 +39,7 @@ OWN_MOUNTS = (
     *(f"${place}:${place}" for place in (names.RUN_DIR, names.CHECKPOINT_DIR, names.TARGETS_DIR)),
 )
 BREAK = " \\\n  "
-WIDTH = 115
+WIDTH = 115  # with the indent and the backslash, at most 120 columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,8 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     rendered = PurePath(plan.folder).is_absolute()
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
     name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
-    # -m: the folder need not exist yet. -s: symbolic links stay as the user wrote them.
+    # --: a path may begin with a dash. -m: the folder need not exist yet. -s: symbolic links stay as the user wrote
+    # them.
     run_dir = '_ddp_dir=$(realpath -ms -- "${RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$_ddp_run}")'
     if options.runs:
         run_dir = f"RUN_DIR=${{RUN_DIR:-{shlex.quote(options.runs)}/$_ddp_run}}\n{run_dir}"
@@ -131,6 +133,7 @@ def _secrets(job: JobSpec) -> str:
     if not job.secrets:
         return ""
     file = f"${names.RUN_DIR}/secrets"
+    # ${NAME+x}: a secret may be empty, and under set -u, an unset variable would end the script without this message.
     missing = "".join(
         f"[[ -n ${{{name}+x}} ]] || "
         f'{{ echo "slurm: set the secret {name} and export it before sbatch" >&2; exit {Exit.CONFIG:d}; }}\n'
@@ -149,7 +152,7 @@ def _rendezvous(job: JobSpec) -> str:
     fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
     # SLURM_GPUS_PER_NODE may be TYPE:NUMBER; the script takes what follows the colon.
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.max_gpus}}}}}"
-    more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
+    more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""  # else ddprun derives it from the job's number
     # IPv4 comes first, because the check for a loopback address knows only 127.*. If the address stays empty, ddprun
     # resolves the name of the first node. Without || true, set -e would end the script, as read fails at end of file.
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
@@ -177,7 +180,7 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 
 
 def _srun(options: SlurmOptions) -> str:
-    # srun would read these from variables, which the script unsets (FOREIGN).
+    # Options of sbatch that srun would read from variables, which the script unsets (FOREIGN).
     own = [line for line in options.extra if line[2:].partition("=")[0] in OF_SRUN]
     return " ".join((_SRUN, *map(shlex.quote, own)))
 
@@ -196,7 +199,8 @@ exec {python} -P -m ddprun.batch --requeues="$_ddp_requeues" \\
 
 
 def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
-    # What the command prints does not matter. Its errors go to the job's log.
+    # Before the ranks start, else the other nodes would wait for the missing one. What the command prints does not
+    # matter. Its errors go to the job's log.
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
     # scancel takes "JOB." for the step 0, so the file must not be empty.
     stop = f'[[ -s ${names.RUN_DIR}/{STEP} ]] && scancel --signal=TERM "$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
@@ -231,8 +235,8 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.max_machines if job.spares else job.nodes.replace(':', '-')}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={job.cpus or job.max_gpus}",
+        "--ntasks-per-node=1",  # with one for each GPU, a rank sees only its own GPU: NCCL cannot use NVLink
+        f"--cpus-per-task={job.cpus or job.max_gpus}",  # at least one for each rank
     ]
     extra = [*options.extra]
     if job.device != "cpu":
@@ -244,7 +248,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
         else:
             lines.append(f"--gpus-per-node={count}")
     if job.memory is not None:
-        lines.append(f"--mem={size_bytes(job.memory) >> 20}M")
+        lines.append(f"--mem={size_bytes(job.memory) >> 20}M")  # Slurm's M is MiB
     if job.time_limit_s is not None:
         days, rest = divmod(job.time_limit_s, 86400)
         clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
@@ -298,7 +302,7 @@ def lines(arguments: Iterable[str]) -> tuple[str, ...]:
 def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
     shared = f'"{",".join(OWN_MOUNTS)}"'
     shared += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
-    # enroot's format of ghcr.io/a/b:1 is ghcr.io#a/b:1.
+    # enroot's format of ghcr.io/a/b:1 is ghcr.io#a/b:1. Without a dot or port, the first part is no registry.
     image = re.sub(r"^(localhost|[^/]*[.:][^/]*)/", r"\1#", job.image)
     options_of_srun = (
         f"--container-image={shlex.quote(image)} --container-workdir={WORKSPACE}",
@@ -362,7 +366,7 @@ def beside(
             # The columns are PID, JOBID, STEPID, LOCALID and GLOBALID. A node has one task, so its LOCALID is 0.
             find = f'[[ -s {step} ]] && scontrol listpids "$SLURM_JOB_ID.$(<{step})" | awk \'$4 == "0" {{print $1}}\''
             return ("bash", "-c", f'exec enroot exec "$({find})" "$@"', run_dir, *argv)
-        case "apptainer":  # another container, with the same image and folders
+        case "apptainer":  # its containers have no name either: another one, with the same image and folders
             arguments = _apptainer_options(job, options, map(shlex.quote, job.mounts))
             text = f'''\
 _ddp_engine=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}
