@@ -82,6 +82,7 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
 def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     job = plan.job
     rendered = PurePath(plan.folder).is_absolute()
+    # A task of an array is a run of its own. sbatch --job-name may give characters that no run's name has.
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
     name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
     # --: a path may begin with a dash. -m: the folder need not exist yet. -s: symbolic links stay as the user wrote
@@ -97,6 +98,7 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
     store = shlex.quote(job.checkpoint_dir or "") + ("" if rendered else "/$_ddp_run")
     store = f"export {names.CHECKPOINT_STORE}={store}{task}\n" if job.checkpoint_dir else ""
+    # By default beside all runs, so that Prometheus reads one folder. If it cannot be made: in the run's own.
     targets = shlex.quote(options.prometheus) if options.prometheus else f"${{_ddp_dir%/*}}/{TARGETS}"
     launcher = f" {names.LAUNCHER}=slurm"
     launcher += "" if job.device == "auto" else f" {names.DEVICE}={job.device}"
@@ -104,6 +106,7 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     modules = "".join(f"module load {shlex.quote(module)}\n" for module in options.modules)
     if modules:  # the shell functions of Environment Modules may fail under set -eu
         modules = f"set +eu\n{modules}set -eu\n"
+    # Packed, because bash itself uses some of the names (job_env.py).
     env = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job_env.pack(job.env).items())
     folder, make = f'"${names.RUN_DIR}"', f'mkdir -p "${names.TARGETS_DIR}"'
     make_targets = f"{make} || {{ {names.TARGETS_DIR}=${names.RUN_DIR}/{TARGETS} && {make}; }}"
@@ -133,6 +136,7 @@ def _secrets(job: JobSpec) -> str:
     if not job.secrets:
         return ""
     file = f"${names.RUN_DIR}/secrets"
+    # bash executes the file, so nobody else may have written it; one that others can read is deleted at once.
     # ${NAME+x}: a secret may be empty, and under set -u, an unset variable would end the script without this message.
     missing = "".join(
         f"[[ -n ${{{name}+x}} ]] || "
@@ -150,13 +154,14 @@ fi
 
 def _rendezvous(job: JobSpec) -> str:
     fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
+    # The shell of salloc has no SLURM_GPUS_ON_NODE.
     # SLURM_GPUS_PER_NODE may be TYPE:NUMBER; the script takes what follows the colon.
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.max_gpus}}}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""  # else ddprun derives it from the job's number
     # IPv4 comes first, because the check for a loopback address knows only 127.*. If the address stays empty, ddprun
     # resolves the name of the first node. Without || true, set -e would end the script, as read fails at end of file.
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
-    if job.min_nodes < job.max_nodes:
+    if job.min_nodes < job.max_nodes:  # sbatch --nodes may give fewer nodes than the minimum
         more += f" {names.NNODES}=$(({nodes} < {job.min_nodes} ? {nodes} : {job.min_nodes})):${nodes}"
     return f"""\
 # Unset variables that sbatch may have copied from another job or from the user: srun and ddprun would use them.
@@ -173,7 +178,7 @@ echo "slurm: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, node 0 at {address}, file
 
 
 # With --kill-on-bad-exit=0 and --wait=0, srun kills no task: the ddprun processes agree on one outcome and then end.
-# srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05).
+# srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05). The start of MPI would take time.
 _SRUN = """\
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --input=none \\
   ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} --mpi=none --kill-on-bad-exit=0 --wait=0"""
@@ -188,6 +193,7 @@ def _srun(options: SlurmOptions) -> str:
 def _start(plan: Plan, options: SlurmOptions) -> str:
     python = shlex.quote(options.python) if options.python else '"${PYTHON:-python3}"'
     # With exec, the signals for the batch script reach ddprun.batch. With -P, no file of the project hides a module.
+    # Slurm enforces the time limit, so ddprun gets no deadline.
     return f"""\
 # ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job. With the last two
 # options, srun ends no task itself, because all ddpruns agree on one exit code.
@@ -232,6 +238,7 @@ exit "$_ddp_code"
 
 def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     """Return the options of sbatch in the script, without the prefix ``#SBATCH``."""
+    # Spares are nodes of the job from the start. sbatch writes a range as MIN-MAX.
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.max_machines if job.spares else job.nodes.replace(':', '-')}",
@@ -319,6 +326,8 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     setup += f'{{ echo "slurm: no apptainer here" >&2; exit {Exit.UNAVAILABLE:d}; }}\n'
     setup += f"export _ddp_engine _ddp_image={_sif(job, options)}\n"
     source = shlex.quote(f"docker://{job.image}")
+    # mv: no job starts a part of an image. During the wait for the lock, another job may have pulled it. After an hour,
+    # or without locks, two jobs may pull: the later mv replaces the file.
     if not options.sif:  # --force: an earlier start of this job may have left the file
         setup += f"""\
 # Pull the image once, into a folder that all nodes share. One job at a time, if the filesystem has locks.
@@ -341,6 +350,7 @@ done
 
 
 def _apptainer_options(job: JobSpec, options: SlurmOptions, mounts: Iterable[str]) -> tuple[str, ...]:
+    # Neither the node's variables nor packages in the home folder (~/.local) may change what runs.
     flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
     return (*flags, *(f"--bind {mount}" for mount in mounts), *map(shlex.quote, options.runtime_args))
 

@@ -257,6 +257,7 @@ class Job:
     @property
     def state(self) -> State:
         """The state of the run."""
+        # sacct appends who cancelled the job, and + to a word that it has cut off.
         return STATES.get(self.word.split(" ")[0].rstrip("+"), "unknown")
 
     @property
@@ -310,15 +311,16 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
     status = partial(RunStatus, run=run.name)
     if answers.error and job is None:
         return status(state="unknown", message=f"Slurm does not answer: {answers.error}")
-    if job is not None and job.state == "pending":
+    if job is not None and job.state == "pending":  # before the outcome, which is that of an earlier start
         again = _requeued(answers.files.get(starts_file(run_dir), ""), reports)
         return status(state="pending", message=again + waits(job))
-    folded = fold_nodes(run.name, reports, young=young and job is None)
+    folded = fold_nodes(run.name, reports, young=young and job is None)  # Slurm may not list a young job yet
     if job is None:
         message = "Slurm no longer lists the job, and its nodes wrote no outcome: see job.log"
         return replace(folded, message=message) if folded.state == "lost" else folded
     status, message = partial(status, nodes=reports), f"Slurm: job {job.id} is {job.word}"
     if job.state in ("starting", "running", "stopping"):
+        # The job's script runs before the first and after the last ddprun.
         state: State = "stopping" if folded.outcome else "starting"
         return folded if folded.alive else status(state=state, message=message)
     if job.state == "unknown":
@@ -329,6 +331,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
         return replace(folded, has_logs=has_logs)
     if job.state == "succeeded":
         return status(state="succeeded", message="Slurm: COMPLETED", code=0, has_logs=has_logs)
+    # A job that was cancelled in the queue has stopped as asked. Otherwise no ddprun lived to write why it ended.
     code = Exit.SAVED_TERM if job.state == "stopped" and not began else Exit.KILLED
     message += "; its nodes wrote no outcome: see job.log" if began else ""
     return status(state=job.state, message=message, code=code, has_logs=has_logs)
@@ -361,6 +364,7 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
     for key, name in (("node", run_files.NODE), ("outcome", run_files.OUTCOME)):
         with suppress(ValueError):  # the file is missing
             shown[key] = json.loads(text_of[name])
+    # The login node cannot look at the node's processes: it lives if Slurm runs its job and it has no outcome.
     report = node_report(node, {**shown, "alive": False})
     is_alive = job is not None and job.state in ("running", "stopping") and report.outcome is None
     return replace(report, alive=is_alive)

@@ -124,6 +124,7 @@ class SlurmTarget(Target):
         self._environment = record
 
     def _check(self, plan: Plan) -> None:
+        # They separate mounts, and the parts of a mount.
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
             raise ConfigError(f"the folder {plan.cwd!r} cannot be mounted: its name has a comma, colon or line break")
 
@@ -157,6 +158,7 @@ class SlurmTarget(Target):
         tested, listing = yield (
             # From stdin: no file is written before Slurm is known to answer.
             Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
+            # ddpctl keeps SBATCH_* of the user from sbatch (environment.py), so the note must name them.
             Command(argv=("printenv",), host=host, probe=True),
         )
         if error := unreachable(tested, host):
@@ -172,8 +174,10 @@ class SlurmTarget(Target):
         if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
             reason = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
             raise UnavailableError(f"the reply of Slurm was lost ({reason})", submission=submission)
+        # After is_lost: of the same texts, some may mean a lost reply, and then the job may exist.
         if sent.returncode and (error := unreachable(sent, host)):
             raise error
+        # The test decides only in a dry run. Otherwise, sbatch itself has the last word.
         may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
         if sent.returncode or (job == DRY_RUN and not may_start):
             (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
@@ -298,7 +302,7 @@ class SlurmTarget(Target):
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
         (done,) = yield (replace(command, timeout_s=wait_s + 30),)  # Slurm's own answers take time, too
-        if done.returncode > 1:
+        if done.returncode > 1:  # 1: the job still exists
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
 
@@ -389,7 +393,7 @@ def expand(array: str) -> tuple[str, ...]:
             first, _, last = span.partition("-")
             yield from range(int(first), int(last or first) + 1, int(step or 1))
 
-    return tuple(str(number) for number in dict.fromkeys(numbers()))
+    return tuple(str(number) for number in dict.fromkeys(numbers()))  # ranges may overlap
 
 
 def job_of(run: Run) -> str:
@@ -477,6 +481,7 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str
         f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
         for name, nodes, cpus, memory, gres in (fields for fields in map(str.split, lines) if len(fields) == 5)
     ]
+    # Five, so that the error stays readable.
     listing = f"; the partitions have: {'; '.join(partitions[:5])}" if has.returncode == 0 and partitions else ""
     # Without a listing, nothing is known: give no advice.
     has_gpus = not partitions or any(not partition.endswith("no GPU") for partition in partitions)
