@@ -214,6 +214,7 @@ def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> st
     node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
     retries = "|".join(f"{code:d}" for code in Exit if code.retry)
     own = f'{FACTS} | grep " Restarts=${{SLURM_RESTART_COUNT:-0}} " >/dev/null'  # Slurm itself has not requeued the job
+    # A requeued job needs its secrets again, so it exits before the rm.
     end = f' && exit "$_ddp_code"\n! {own} || rm -f "${names.RUN_DIR}/secrets"' if plan.job.secrets else ""
     # In the script: _ddp_stop drops the errors of scancel, because it tries again until the step has started, or srun
     # has ended. A signal to the process group also ends the sleep. Without || true, set -e would then end the script.

@@ -31,7 +31,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
 YOUNG_S = 20.0  # how long Slurm may not know a job that it has just accepted
-KILL_WAIT_S = 60.0  # Slurm's own KillWait is 30 s at most sites
+KILL_WAIT_S = 60.0  # twice Slurm's own KillWait, which is 30 s at most sites
 STOP_MARGIN_S = 15.0  # for Slurm, before and after the seconds in which ddprun stops
 # What sbatch prints if it finds no slurm.conf, no controller or no munge (22.05).
 NO_SLURM = re.compile(
