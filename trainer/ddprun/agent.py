@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
 from ddprank.resume import RESUME_SUFFIX
+from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
 from ddprun.files.node_dir import last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
@@ -55,14 +56,11 @@ from ddpwire import run_files
 from ddpwire.exits import STOPPED, Exit, of_status
 from ddpwire.run_files import Outcome, RankProcess
 
-if TYPE_CHECKING:
-    from ddprun.files.checkpoint_copies import CheckpointCopies
-
-MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
-RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
+MONITOR_S = 0.25  # between two reads of the ranks' heartbeats, as often as node 0 gets them; a decision ends the wait
+RECOVERY_MONITOR_S = 0.02  # the same between a restart and its first step, whose time is measured to this precision
 ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between calls of _monitor_workers, which waits itself; not 0
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
-PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended
+PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended; those of other nodes may train for hours
 NO_GROUP_S = 20.0  # most scripts create their process group earlier, because torch is imported already
 GIVE_UP_S = 1.0  # for the other nodes to hear why this one ends
 # A metric has a series for each cause, so causes are few. Deaths by other signals are "other".
@@ -87,7 +85,7 @@ class NodeAgent(SimpleElasticAgent):
     def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous) -> None:
         super().__init__(
             WorkerSpec(
-                role=node.config.role,
+                role=node.config.role,  # torch elastic numbers ROLE_RANK among the nodes with the same role
                 local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
                 entrypoint=node.config.command[0],  # only for torch elastic's log, which asserts that there is one
@@ -124,7 +122,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def _report_give_up(self, error: NodeError) -> None:
         """Tell the other nodes why this node ends its ranks; else they would see only that it is gone."""
-        node, rank = self._node.config.node_rank, self._first_rank
+        node, rank = self._node.config.node_rank, self._first_rank  # a failure without a rank means a lost node
         self.consensus.post_failure(Failure(node=node, rank=rank, status=error.code, refused=str(error)))
         self.consensus.wait(GIVE_UP_S)
 
@@ -134,7 +132,7 @@ class NodeAgent(SimpleElasticAgent):
         self._node.series.state("restarting" if self._is_restart else "rendezvous")
         self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)  # counted below
         self._rendezvous_handler.previous_outcome = self.outcome  # after a failure, nodes may be missing for good
-        is_first = not self._rendezvous_handler.attempt
+        is_first = not self._rendezvous_handler.attempt  # before join_anew, which sets the attempt to 0
         is_store_lost = self.consensus.node_0_lost
         while True:
             # Then only this node ends. After any other stop, _gives_up_start tells all nodes.
@@ -155,7 +153,8 @@ class NodeAgent(SimpleElasticAgent):
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()  # else meet again in the same store
-        # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py).
+        # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py),
+        # and "starting" must not replace it.
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
         failure = self.outcome.message if self.outcome else ""
@@ -171,7 +170,7 @@ class NodeAgent(SimpleElasticAgent):
         self.consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
         for ended in self.consensus.history:
             self._recovery.reached(ended.step)  # a node that joined later needs it to count lost steps
-            if is_first and self._node.folder.previous_step is None:  # this node has not counted these restarts
+            if is_first and self._node.folder.previous_step is None:  # else an earlier ddprun here has counted them
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
     def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
@@ -186,16 +185,12 @@ class NodeAgent(SimpleElasticAgent):
             history=history,
         )
 
-    def _start_copies(self, offers_at: str = "") -> "CheckpointCopies | None":
+    def _start_copies(self, offers_at: str = "") -> CheckpointCopies | None:
         """Copy checkpoints from node 0 to other nodes, if the job wants it. Raises NodeError.
 
         ``offers_at``: the address at which this node offers its copy to a new node 0.
         """
         node, rendezvous = self._node, self._rendezvous_handler
-        if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):  # copies without a folder: an error
-            return None
-        from ddprun.files.checkpoint_copies import start_copies
-
         # The members are a function, because they change with each attempt.
         address, store, is_new = rendezvous.address, rendezvous.control, rendezvous.is_elected
         return start_copies(node, address, store, lambda: rendezvous.members, offers_at=offers_at, is_new=is_new)
@@ -205,6 +200,7 @@ class NodeAgent(SimpleElasticAgent):
         return bool(self._node.stop.requested or self.consensus.decision)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start this node's ranks, after node_setup, which may make their folders. Return their pids."""
         node = self._node
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
@@ -225,7 +221,7 @@ class NodeAgent(SimpleElasticAgent):
         self._world_size = world_size = worker_group.workers[0].world_size
         self._waits_for_resumes = world_size > 1  # a single rank cannot differ from another one
         self._check_world_size()  # before any rank runs, because it may raise
-        lost = node.downtime.started(self._started_at)
+        lost = node.downtime.started(self._started_at)  # for the ranks' environment: they report the goodput
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
         # A stop that is requested from here on waits for this lock, and then signals all of the ranks.
@@ -255,6 +251,7 @@ class NodeAgent(SimpleElasticAgent):
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
         node.series.state("training")
+        # A stop that was requested since has written "stopping", which "training" must not replace.
         node.journal.update(state="stopping" if node.stop.requested else "training", ranks=self._processes)
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
@@ -283,12 +280,12 @@ class NodeAgent(SimpleElasticAgent):
         if failure and not self._gives_up():  # else the stop or the decision has ended the command
             self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=failure))
         try:
-            if not failure and len(done) > 1:
+            if not failure and len(done) > 1:  # a single node waits for nobody
                 # Also without a node_setup here: nodes that have one wait for this key of each node.
                 rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
                 while node.config.node_setup and not rendezvous.control.check(done) and not self._gives_up():
                     progress.update()
-                    self.consensus.wait(MONITOR_S)
+                    self.consensus.wait(MONITOR_S)  # not a sleep: a decision ends it
         except StoreError:  # the consensus notices, too, that node 0 is lost
             return False
         # After a stop, _start_workers goes on to _gives_up_start, which tells the other nodes.
@@ -315,6 +312,7 @@ class NodeAgent(SimpleElasticAgent):
             raise node_error(Exit.CANNOT_WRITE, "internal", message) from None
         try:
             cores = node.resources.cores(local_rank)
+            # The supervisor may import for minutes before it answers. After a stop, the other nodes are told meanwhile.
             gives_up, tag = self._gives_up_start, f"{attempt}.{local_rank}"
             pid = node.workers.start(tag, node.config.command, env, streams, cores, gives_up)
         finally:
@@ -346,7 +344,7 @@ class NodeAgent(SimpleElasticAgent):
         rank = self._first_rank + local_rank
         failure = self._failure(rank, status)
         cause = "oom" if failure.oom else EXIT_CAUSES.get(status, "error" if status > 0 else "other")
-        if decision := self.consensus.decision:
+        if decision := self.consensus.decision:  # from now on, ddprun itself ends the ranks
             is_hung = decision.outcome.cause == "hang" and decision.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
         elif failure.stopped_by and of_status(status) in STOPPED:  # the rank ended because of the requested stop
@@ -426,7 +424,7 @@ class NodeAgent(SimpleElasticAgent):
         self._recovery.failed(outcome.step)  # if no rank of this node failed before
         self._recovery.end_phase("detect")
         journal = self._node.journal
-        facts = ("rank", "node", "step", "cause", "message")
+        facts = ("rank", "node", "step", "cause", "message")  # the event's keys (ddpwire.events)
         journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
         # A new ddprun replaces a node that leaves, so only the other nodes restart their ranks.
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
@@ -468,6 +466,7 @@ class NodeAgent(SimpleElasticAgent):
             return False
         beats = (run_files.rank_heartbeat(process.rank) for process in self._processes)
         groups = (node.folder.runtime.path / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
+        # ``is False``: None if this torch cannot list the keys of a store.
         return self._rendezvous_handler.ranks_have_met() is False and not any(path.exists() for path in groups)
 
     def _describe_success(self) -> str:
@@ -537,20 +536,20 @@ class NodeAgent(SimpleElasticAgent):
         """End this node's ranks.
 
         They are killed at once if a rank hung, a node was lost, or a failure is followed by a restart: the others then
-        wait in a collective that never ends.
+        wait in a collective that never ends. After a stop, they have time to save, even if a restart follows.
         """
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if outcome and outcome.has_diagnosis:  # first, while the ranks can still answer
             self._diagnosis.keep()
-        if cause == "hang":
+        if cause == "hang":  # only then, because it ends the ranks
             path = node.folder.path / run_files.stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs, node.files)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or (self._is_restart and cause != "stopped"):
             node.workers.clear()
         else:
-            if not self._is_restart:
+            if not self._is_restart:  # "stopping" means that the run ends
                 node.journal.update(state="stopping")
             # A Ctrl-C may reach another node first: these ranks must not get SIGTERM instead of their SIGINT.
             number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else node.stop.signal
@@ -560,10 +559,10 @@ class NodeAgent(SimpleElasticAgent):
             )
         if node.stop.requested:  # on_wait is called only while ranks are alive
             self._record_rank_states()
-        node.logs.close_attempt(restarting=self._is_restart)
+        node.logs.close_attempt(restarting=self._is_restart)  # a restart neither waits for output nor names logs
         self._recovery.end_phase("teardown")
         node.downtime.ended(time.monotonic(), hung=cause == "hang", beats=node.heartbeats.beats().values())
-        self.consensus.post_gone()
+        self.consensus.post_gone()  # last: node 0 keeps the store until every node has come this far
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
         self._node.workers.clear()  # torch elastic calls this also after an error: no rank outlives the agent

@@ -201,7 +201,8 @@ class Consensus:
         self._config = config
         self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
         self._on_resumes = on_resumes
-        self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)  # updated on node 0 only
+        # Updated on node 0 only. A spare sends heartbeats, too: a lost one must not be called.
+        self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)
         # Pairs of an attempt and a report, which may be sent only when another attempt has begun.
         self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()
         self._posting = threading.Lock()  # for calls of _store, and the attempt that they are about
@@ -331,6 +332,7 @@ class Consensus:
             if self._is_replaced and self._attempt:  # before the first attempt, there is nothing to restart
                 lost = replace(lost, message="node 0, which has the store of the run, was lost")
                 lived_s = time.monotonic() - self._began_at
+                # Only this node's step: those of other nodes were in node 0's store.
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
                 self._set_decision(self._decide_next(self.history))  # each node decides by its copy, as node 0 cannot
             else:
@@ -342,7 +344,7 @@ class Consensus:
 
         Count the iterations of this loop instead of seconds, because this process may have been paused.
         """
-        last, num_stalled = -1, 0
+        last, num_stalled = -1, 0  # -1: _run has no such number, so the first iteration is no stall
         while not self.node_0_lost:
             num_stalled = num_stalled + 1 if last == self._num_loops else 0
             last = self._num_loops
@@ -469,6 +471,7 @@ class Consensus:
         if self._failures or status is None:  # after a failure, the peers wait for the rank that failed
             return None
         description = describe_hang(status, self._hang_timeout_s)
+        # It is alive, and ddprun will end it with SIGKILL.
         return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=description)
 
     def _publish(self, decision: Decision) -> None:

@@ -131,7 +131,7 @@ def _run_rank(request: supervisor.Request, streams: Sequence[int], supervisor_pi
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
-        supervisor.set_up_rank(request, streams, supervisor_pid)
+        supervisor.set_up_rank(request, streams, supervisor_pid)  # first: it copies the streams to 0, 1 and 2
         processes.close_descriptors()  # the node's lock, the supervisor's sockets
         run_python(request["argv"], request["env"])
     except OSError as error:  # as of an executed rank, such as a folder that does not exist
@@ -249,7 +249,7 @@ def _run_script(arguments: Sequence[str], safe: bool) -> None:
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
         sys.path.insert(0, script)
         _new_main()
-        compat.run_module_as_main("__main__", alter_argv=False)
+        compat.run_module_as_main("__main__", alter_argv=False)  # sys.argv[0] stays the folder, as with ``python``
         return
     if not safe:
         sys.path.insert(0, str(Path(script).resolve().parent))
