@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
 from ddprank.resume import RESUME_SUFFIX
+from ddprun.files.checkpoint_copies import CheckpointCopies, start_copies
 from ddprun.files.node_dir import last_checkpoint
 from ddprun.health import heartbeat_monitor
 from ddprun.health.diagnosis import Diagnosis
@@ -55,16 +56,14 @@ from ddpwire import run_files
 from ddpwire.exits import STOPPED, Exit, of_status
 from ddpwire.run_files import Outcome, RankProcess
 
-if TYPE_CHECKING:
-    from ddprun.files.checkpoint_copies import CheckpointCopies
-
-MONITOR_S = 0.25  # the interval at which heartbeats are read while ranks train
-RECOVERY_MONITOR_S = 0.02  # the same interval between a restart and its first step
-ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between two calls of _monitor_workers; it refuses 0
+MONITOR_S = 0.25  # between two reads of the ranks' heartbeats, as often as node 0 gets them; a decision ends the wait
+RECOVERY_MONITOR_S = 0.02  # the same between a restart and its first step, whose time is measured to this precision
+ELASTIC_INTERVAL_S = 0.001  # torch elastic's pause between calls of _monitor_workers, which waits itself; not 0
 PEER_GRACE_S = 5.0  # short: after a failure, the other ranks wait in a collective that never ends
-PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended
+PROGRESS_INTERVAL_S = 30.0  # of lines that this node's ranks have ended; those of other nodes may train for hours
 NO_GROUP_S = 20.0  # most scripts create their process group earlier, because torch is imported already
 GIVE_UP_S = 1.0  # for the other nodes to hear why this one ends
+# A metric has a series for each cause, so causes are few. Deaths by other signals are "other".
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
@@ -86,10 +85,10 @@ class NodeAgent(SimpleElasticAgent):
     def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous) -> None:
         super().__init__(
             WorkerSpec(
-                role=node.config.role,
+                role=node.config.role,  # torch elastic numbers ROLE_RANK among the nodes with the same role
                 local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
-                entrypoint=node.config.command[0],
+                entrypoint=node.config.command[0],  # only for torch elastic's log, which asserts that there is one
                 max_restarts=sys.maxsize,  # node 0 decides how often
                 monitor_interval=ELASTIC_INTERVAL_S,
             )
@@ -123,7 +122,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def _report_give_up(self, error: NodeError) -> None:
         """Tell the other nodes why this node ends its ranks; else they would see only that it is gone."""
-        node, rank = self._node.config.node_rank, self._first_rank
+        node, rank = self._node.config.node_rank, self._first_rank  # a failure without a rank means a lost node
         self.consensus.post_failure(Failure(node=node, rank=rank, status=error.code, refused=str(error)))
         self.consensus.wait(GIVE_UP_S)
 
@@ -131,9 +130,9 @@ class NodeAgent(SimpleElasticAgent):
         began = time.monotonic()
         # The metric tells restarts from the first rendezvous; node.json has one state for both.
         self._node.series.state("restarting" if self._is_restart else "rendezvous")
-        self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)
-        self._rendezvous_handler.previous_outcome = self.outcome
-        is_first = not self._rendezvous_handler.attempt
+        self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)  # counted below
+        self._rendezvous_handler.previous_outcome = self.outcome  # after a failure, nodes may be missing for good
+        is_first = not self._rendezvous_handler.attempt  # before join_anew, which sets the attempt to 0
         is_store_lost = self.consensus.node_0_lost
         while True:
             # Then only this node ends. After any other stop, _gives_up_start tells all nodes.
@@ -146,7 +145,7 @@ class NodeAgent(SimpleElasticAgent):
                     if self.copies:  # they use the store of the lost node 0
                         self.copies.close()
                     self.copies = self._start_copies(self._node.route.own)
-                    self.consensus = self._start_consensus(self.consensus.history)
+                    self.consensus = self._start_consensus(self.consensus.history)  # the new store has none
                 super()._rendezvous(worker_group)
                 break
             except StoreError:  # a store, or a key in it, did not appear in time; another RuntimeError is a bug
@@ -154,10 +153,12 @@ class NodeAgent(SimpleElasticAgent):
                     message = "a node was lost during the rendezvous"
                     raise node_error(Exit.KILLED, "node_lost", message) from None
                 is_store_lost = self._rendezvous_handler.is_store_lost()  # else meet again in the same store
-        # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py).
+        # A signal writes "stopping" into the journal before it sets ``requested`` (bringup.py),
+        # and "starting" must not replace it.
         is_stopping = self._node.stop.requested or self._node.journal.state.state == "stopping"
         state = "stopping" if is_stopping else "starting"  # a rank may wait for the import of torch
-        failure = self.outcome.message if self._is_restart and self.outcome else ""
+        failure = self.outcome.message if self.outcome else ""
+        # resumed_apart was about the ranks of the previous attempt.
         self._node.journal.update(
             state=state, attempt=self._rendezvous_handler.attempt, last_failure=failure, resumed_apart=""
         )
@@ -168,8 +169,8 @@ class NodeAgent(SimpleElasticAgent):
         self._node.journal.emit("rendezvous_done", seconds=took_s, nodes=num_nodes)
         self.consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
         for ended in self.consensus.history:
-            self._recovery.reached(ended.step)
-            if is_first and self._node.folder.previous_step is None:  # this node has not counted these restarts
+            self._recovery.reached(ended.step)  # a node that joined later needs it to count lost steps
+            if is_first and self._node.folder.previous_step is None:  # else an earlier ddprun here has counted them
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
     def _start_consensus(self, history: Sequence[FailedAttempt] = ()) -> Consensus:
@@ -184,16 +185,13 @@ class NodeAgent(SimpleElasticAgent):
             history=history,
         )
 
-    def _start_copies(self, offers_at: str = "") -> "CheckpointCopies | None":
+    def _start_copies(self, offers_at: str = "") -> CheckpointCopies | None:
         """Copy checkpoints from node 0 to other nodes, if the job wants it. Raises NodeError.
 
         ``offers_at``: the address at which this node offers its copy to a new node 0.
         """
         node, rendezvous = self._node, self._rendezvous_handler
-        if not (node.config.checkpoint_dir or node.config.checkpoint_copies > 1):
-            return None
-        from ddprun.files.checkpoint_copies import start_copies
-
+        # The members are a function, because they change with each attempt.
         address, store, is_new = rendezvous.address, rendezvous.control, rendezvous.is_elected
         return start_copies(node, address, store, lambda: rendezvous.members, offers_at=offers_at, is_new=is_new)
 
@@ -202,17 +200,18 @@ class NodeAgent(SimpleElasticAgent):
         return bool(self._node.stop.requested or self.consensus.decision)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start this node's ranks, after node_setup, which may make their folders. Return their pids."""
         node = self._node
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
         if not self._set_up():
-            return {}
-        if self.copies:
+            return {}  # without ranks, _monitor_workers waits for the decision
+        if self.copies:  # the ranks may load the copy as soon as they run
             self.copies.fill(self._rendezvous_handler.attempt, self._gives_up)
         try:
             node.folder.runtime.begin_attempt()
-            node.heartbeats.forget()
+            node.heartbeats.forget()  # only now: other threads would open the old files again
         except OSError as error:
             raise node_error(Exit.CANNOT_WRITE, "internal", f"the ranks' state cannot be kept: {error}") from None
         # Other programs find the folder through node.json. It moves if its parent has vanished.
@@ -221,8 +220,8 @@ class NodeAgent(SimpleElasticAgent):
         self._started_at, self._waits_for_heartbeat = time.monotonic(), True
         self._world_size = world_size = worker_group.workers[0].world_size
         self._waits_for_resumes = world_size > 1  # a single rank cannot differ from another one
-        self._check_world_size()
-        lost = node.downtime.started(self._started_at)
+        self._check_world_size()  # before any rank runs, because it may raise
+        lost = node.downtime.started(self._started_at)  # for the ranks' environment: they report the goodput
         node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
         # A stop that is requested from here on waits for this lock, and then signals all of the ranks.
@@ -242,14 +241,17 @@ class NodeAgent(SimpleElasticAgent):
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
         # Forked ranks check this themselves (process_groups.py), and a node's only rank may start ranks of its own.
+        # While a user debugs a rank, ranks may wait as long as they like (so hang_timeout_s is 0 by default then).
         is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
         self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
         self._diagnosis.track(self._processes, self._rendezvous_handler.attempt)
         self._recovery.started()
+        # Set both counts, because ranks may have ended already.
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
         node.series.state("training")
+        # A stop that was requested since has written "stopping", which "training" must not replace.
         node.journal.update(state="stopping" if node.stop.requested else "training", ranks=self._processes)
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
@@ -278,12 +280,12 @@ class NodeAgent(SimpleElasticAgent):
         if failure and not self._gives_up():  # else the stop or the decision has ended the command
             self.consensus.post_failure(Failure(node=number, rank=None, status=code, setup=failure))
         try:
-            if not failure and len(done) > 1:
+            if not failure and len(done) > 1:  # a single node waits for nobody
                 # Also without a node_setup here: nodes that have one wait for this key of each node.
                 rendezvous.control.set(f"{rendezvous.attempt}/set-up/{number}", "")
                 while node.config.node_setup and not rendezvous.control.check(done) and not self._gives_up():
                     progress.update()
-                    self.consensus.wait(MONITOR_S)
+                    self.consensus.wait(MONITOR_S)  # not a sleep: a decision ends it
         except StoreError:  # the consensus notices, too, that node 0 is lost
             return False
         # After a stop, _start_workers goes on to _gives_up_start, which tells the other nodes.
@@ -299,7 +301,7 @@ class NodeAgent(SimpleElasticAgent):
             threads=node.resources.threads, interface=node.route.interface,
         )  # fmt: skip
         try:
-            metrics_dir.mkdir(parents=True, exist_ok=True)
+            metrics_dir.mkdir(parents=True, exist_ok=True)  # after a restart it exists: counters go on, gauges not
             metrics.prepare_rank_dir(metrics_dir)
             # The error of the previous attempt, if any (True: missing_ok). Another process deletes it, because the disk
             # may not answer.
@@ -310,12 +312,13 @@ class NodeAgent(SimpleElasticAgent):
             raise node_error(Exit.CANNOT_WRITE, "internal", message) from None
         try:
             cores = node.resources.cores(local_rank)
+            # The supervisor may import for minutes before it answers. After a stop, the other nodes are told meanwhile.
             gives_up, tag = self._gives_up_start, f"{attempt}.{local_rank}"
             pid = node.workers.start(tag, node.config.command, env, streams, cores, gives_up)
         finally:
             for descriptor in streams:
                 os.close(descriptor)  # so that the streams end when the rank and its children end
-        termination.prefer_as_oom_victim(pid)
+        termination.prefer_as_oom_victim(pid)  # else the kernel might kill ddprun, and with it the whole node
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
@@ -332,6 +335,7 @@ class NodeAgent(SimpleElasticAgent):
         requested = self._node.stop.requested
         if requested == signal.SIGINT:  # the outcome is then 130, whatever the ranks do (docs/decisions/0027)
             return True
+        # If a rank exited with 0 before the stop, the training had reached its end.
         return requested != 0 and not self._num_succeeded and not self._node.heartbeats.beat(rank).is_complete
 
     def _on_exit(self, tag: str, status: int) -> None:
@@ -340,7 +344,7 @@ class NodeAgent(SimpleElasticAgent):
         rank = self._first_rank + local_rank
         failure = self._failure(rank, status)
         cause = "oom" if failure.oom else EXIT_CAUSES.get(status, "error" if status > 0 else "other")
-        if decision := self.consensus.decision:
+        if decision := self.consensus.decision:  # from now on, ddprun itself ends the ranks
             is_hung = decision.outcome.cause == "hang" and decision.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
         elif failure.stopped_by and of_status(status) in STOPPED:  # the rank ended because of the requested stop
@@ -350,7 +354,7 @@ class NodeAgent(SimpleElasticAgent):
         # A rank that was stuck in the kernel when it was killed may end during a later attempt.
         if not decision and attempt == self._rendezvous_handler.attempt:
             if status or self._was_stopped(rank):
-                self._recovery.failed(failure.step)
+                self._recovery.failed(failure.step)  # the recovery is measured from here, not from the decision
                 self.consensus.post_failure(failure)
             else:
                 self._num_succeeded += 1
@@ -369,6 +373,7 @@ class NodeAgent(SimpleElasticAgent):
             logs.catch_up(rank)
         start, in_order = logs.starts[rank], logs.in_order
         where = (self._node.folder.path, rank, status, start, in_order)
+        # A rank that a signal killed has reported no error. If the disk does not answer, the report goes without it.
         error = self._node.files.read(last_error, *where, unknown="") if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
             error += f" (this rank has no stdin: use ddprun --debug-rank {rank} to connect it to this terminal)"
@@ -377,12 +382,13 @@ class NodeAgent(SimpleElasticAgent):
             node=self._node.config.node_rank,
             rank=rank,
             status=status,
-            stopped_by=stop.requested or stop.forwarded,
+            stopped_by=stop.requested or stop.forwarded,  # a forwarded signal (SIGUSR1) may end a rank, too
             stop_reason=stop.reason,
-            killed_here=stop.killed and status == -signal.SIGKILL,
+            killed_here=stop.killed and status == -signal.SIGKILL,  # else it ended just before the kill
             stopped_again=stop.requested_again,
             step=beat.step,
             stopped_for=beat.stopped_for,
+            # Only after SIGKILL, the kernel's signal: killed() forgets the kills that it returns.
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
             error=error,
         )
@@ -390,7 +396,7 @@ class NodeAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # Short after a restart: the recovery's time and lost steps are those of the first step that this loop sees.
         decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
-        self._node.workers.continue_supervisor()
+        self._node.workers.continue_supervisor()  # stopped, it would report no exit
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.beat(process.rank).step for process in self._processes)
         if decision is None:
@@ -408,21 +414,21 @@ class NodeAgent(SimpleElasticAgent):
         # For torch elastic, every end is a success: it would restart the ranks after a failure.
         ended = RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self.outcome = outcome = decision.outcome
-        self._node.logs.show_failed_rank(outcome)
+        self._node.logs.show_failed_rank(outcome)  # before ddprun's own lines about the failure
         if outcome.code == 0:
-            if self._no_group():
+            if self._no_group():  # then the message warns of separate trainings
                 self._node.journal.log(outcome.message)
             self._node.workers.clear()  # kills the processes that the ranks have left
             self.consensus.post_gone()
             return ended
-        self._recovery.failed(outcome.step)
+        self._recovery.failed(outcome.step)  # if no rank of this node failed before
         self._recovery.end_phase("detect")
         journal = self._node.journal
-        facts = ("rank", "node", "step", "cause", "message")
+        facts = ("rank", "node", "step", "cause", "message")  # the event's keys (ddpwire.events)
         journal.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
         # A new ddprun replaces a node that leaves, so only the other nodes restart their ranks.
         restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
-        self._is_restart = restart
+        self._is_restart = restart  # _stop_workers reads it
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             failed = f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks"
@@ -452,13 +458,15 @@ class NodeAgent(SimpleElasticAgent):
         """Return whether this node knows that no rank of the run has a process group. Only node 0 can know this.
 
         A rank of node 0 records its process group in a file. A rank of another node cannot have a process group before
-        it has used the attempt's store, which node 0 serves.
+        it has used the attempt's store, which node 0 serves. Executed ranks write no such file, and a runtime folder
+        that vanished has lost it.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks or node.folder.runtime.vanished:
             return False
         beats = (run_files.rank_heartbeat(process.rank) for process in self._processes)
         groups = (node.folder.runtime.path / f"{beat}{run_files.GROUP_SUFFIX}" for beat in beats)
+        # ``is False``: None if this torch cannot list the keys of a store.
         return self._rendezvous_handler.ranks_have_met() is False and not any(path.exists() for path in groups)
 
     def _describe_success(self) -> str:
@@ -486,7 +494,7 @@ class NodeAgent(SimpleElasticAgent):
             try:
                 path = folder / f"{run_files.rank_heartbeat(process.rank)}{RESUME_SUFFIX}"
                 record = json.loads(path.read_text()) if forks else {}  # an executed rank has no record
-            except (OSError, ValueError):  # it is not there yet
+            except (OSError, ValueError):  # it is not there yet, or not complete
                 return
             rank, local_rank = process.rank, process.local_rank
             records.append(Resume(rank=rank, node=node, local_rank=local_rank, is_known=forks, **record))
@@ -519,6 +527,7 @@ class NodeAgent(SimpleElasticAgent):
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):
             self._waits_for_heartbeat = False
+            # A heartbeat is read late, so the event gives its own time.
             first = min(beats.values(), key=lambda beat: beat.at_s)
             ago_s, took_s = time.monotonic() - first.at_s, first.at_s - self._started_at
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
@@ -527,20 +536,20 @@ class NodeAgent(SimpleElasticAgent):
         """End this node's ranks.
 
         They are killed at once if a rank hung, a node was lost, or a failure is followed by a restart: the others then
-        wait in a collective that never ends.
+        wait in a collective that never ends. After a stop, they have time to save, even if a restart follows.
         """
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if outcome and outcome.has_diagnosis:  # first, while the ranks can still answer
             self._diagnosis.keep()
-        if cause == "hang":
+        if cause == "hang":  # only then, because it ends the ranks
             path = node.folder.path / run_files.stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs, node.files)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or (self._is_restart and cause != "stopped"):
             node.workers.clear()
         else:
-            if not self._is_restart:
+            if not self._is_restart:  # "stopping" means that the run ends
                 node.journal.update(state="stopping")
             # A Ctrl-C may reach another node first: these ranks must not get SIGTERM instead of their SIGINT.
             number = signal.SIGINT if outcome and outcome.code == Exit.INTERRUPTED else node.stop.signal
@@ -550,13 +559,13 @@ class NodeAgent(SimpleElasticAgent):
             )
         if node.stop.requested:  # on_wait is called only while ranks are alive
             self._record_rank_states()
-        node.logs.close_attempt(restarting=self._is_restart)
+        node.logs.close_attempt(restarting=self._is_restart)  # a restart neither waits for output nor names logs
         self._recovery.end_phase("teardown")
         node.downtime.ended(time.monotonic(), hung=cause == "hang", beats=node.heartbeats.beats().values())
-        self.consensus.post_gone()
+        self.consensus.post_gone()  # last: node 0 keeps the store until every node has come this far
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
-        self._node.workers.clear()
+        self._node.workers.clear()  # torch elastic calls this also after an error: no rank outlives the agent
 
     def _exit_barrier(self) -> None:
         """Do nothing, because the nodes have already agreed that all ranks succeeded."""

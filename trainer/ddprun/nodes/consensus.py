@@ -60,7 +60,7 @@ from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25  # many fit into NODE_LOST_S, so a late one is no loss
 WAITING_INTERVAL_S = 1.0  # of heartbeats before an attempt begins, except on node 0, which also reads them
-MAX_NEW = 8  # nodes without a heartbeat that an update looks for before the first attempt
+MAX_NEW = 8  # nodes without a heartbeat that an update looks for: each costs a call, so an update stays short
 LEAVE_TIMEOUT_S = 2.0  # short: the ranks get their signal only afterwards
 POLL_S = 0.05  # while the ranks of other nodes end
 HINT = "a spare would take its place (--spares)"
@@ -112,6 +112,7 @@ class LivenessTracker:
         """Start an attempt. Its nodes have just sent a heartbeat, so set their silence to 0."""
         self._attempt, self._members = attempt, members
         self.statuses, self.step = (), None
+        # They have met, so update need not look for them. The others may still come, such as spares.
         self._known += [node for node in members if node in self._new]
         self._new = deque(node for node in self._new if node not in members)
         for node in members:
@@ -142,18 +143,18 @@ class LivenessTracker:
         values = self._read_heartbeats()
         for node, liveness in self._nodes.items():
             value = values.get(node, b"")
-            if value != liveness.value:
+            if value != liveness.value:  # a heartbeat contains a time, so each one is different
                 liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
                 liveness.num_changes += 1
             # Node 0 runs this itself. A node without a heartbeat has not joined: the rendezvous limits the wait for it.
             elif node and value:
                 liveness.silent_s += passed_s
             if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
-                liveness.is_lost = True
+                liveness.is_lost = True  # delete it once: a new ddprun may claim the number before its first heartbeat
                 self._store.delete_key(f"claim/{node}")
             if self._attempt and value and not liveness.is_lost:  # before the first attempt, there are no ranks
                 attempt, signs = stores.decode(f"beat/{node}", value, _read_heartbeat)
-                statuses += signs if attempt == self._attempt else ()
+                statuses += signs if attempt == self._attempt else ()  # the node may not have begun this attempt
         self.statuses = tuple(statuses)
         steps = [status.step for status in statuses if status.step is not None]
         # The steps of ranks that have ended are in no heartbeat any more.
@@ -163,6 +164,7 @@ class LivenessTracker:
         """Return the heartbeats by node, which takes one call, and one for each node that has not sent any yet."""
         for _ in range(min(len(self._new), MAX_NEW)):
             node = self._new.popleft()
+            # Back to the end, so that each node has its turn. multi_get would wait for a key that does not exist.
             (self._known if self._store.check([f"beat/{node}"]) else self._new).append(node)
         keys = [f"beat/{node}" for node in self._known]
         return dict(zip(self._known, self._store.multi_get(keys), strict=True)) if keys else {}
@@ -199,13 +201,15 @@ class Consensus:
         self._config = config
         self._read_statuses, self._requeues, self._describe_success = read_statuses, requeues, describe_success
         self._on_resumes = on_resumes
-        self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)  # updated on node 0 only
-        self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()  # (attempt, report)
+        # Updated on node 0 only. A spare sends heartbeats, too: a lost one must not be called.
+        self._liveness = LivenessTracker(self._store, config.max_nodes + config.spares)
+        # Pairs of an attempt and a report, which may be sent only when another attempt has begun.
+        self._posts: queue.SimpleQueue[tuple[int, dict[str, object]]] = queue.SimpleQueue()
         self._posting = threading.Lock()  # for calls of _store, and the attempt that they are about
         self._wake = threading.Event()  # a new attempt has begun
         self._decided = threading.Event()
         self._num_loops = 0
-        self._heartbeat_due = 0.0
+        self._heartbeat_due = 0.0  # at once
         self.node_0_lost = False  # then its store is lost, too
         self._leaves = False  # whether this node was stopped and a new node replaces it
         self.history = [*history]  # all failed attempts; nodes other than node 0 keep them only if nodes are replaced
@@ -238,13 +242,13 @@ class Consensus:
             self._began_at = time.monotonic()
             self._decided.clear()
             self._liveness.begin_attempt(attempt, members)
-        if self._is_replaced:
+        if self._is_replaced:  # a node that joins now has no history yet
             self._try_store(self._read_history)
-        if self._leaves:  # the key belongs to an attempt
+        if self._leaves:  # the key belongs to an attempt, and the stop came before this one began
             self.post_leaving()
         if self.node_0_lost:  # the decision that says so was reset above
             self._mark_node_0_lost()
-        self._wake.set()
+        self._wake.set()  # _run waits for it between attempts
 
     def wait(self, timeout_s: float) -> Decision | None:
         """Return the decision as soon as it is made, or None after ``timeout_s``."""
@@ -274,17 +278,18 @@ class Consensus:
         posting.join(LEAVE_TIMEOUT_S)
 
     def post_gone(self) -> None:
-        """Report that this node's ranks have ended. Call this after the decision."""
+        """Report that this node's ranks have ended, for which node 0 keeps the store. Call this after the decision."""
         self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
 
     def wait_until_all_gone(self, timeout_s: float) -> None:
         """On node 0, wait at most ``timeout_s`` until the ranks of all nodes that are alive have ended."""
         deadline = time.monotonic() + timeout_s
+        # The shorter limit: the run has ended, and a wait for a node that is lost only delays the end of node 0.
         lost_after_s = restart_policy.NODE_LOST_AFTER_FAILURE_S
         while self._is_leader and time.monotonic() < deadline:
             with self._posting:
                 num_gone = self._store.add(f"{self._attempt}/gone", 0)  # get would wait for a key that does not exist
-                spares = spare_ends(self._store, self._config)
+                spares = spare_ends(self._store, self._config)  # without the store, a spare could not tell how it ended
                 read = not spares or self._store.check(spares)  # whether the spares have read how the run ended
             silent = sum(seconds > lost_after_s for seconds in self._liveness.silent_s.values())
             if num_gone + silent >= len(self._members) and read:
@@ -298,6 +303,7 @@ class Consensus:
             self._try_store(partial(self._post, attempt, post), timeout_s=-1)
 
     def _post(self, attempt: int, post: dict[str, object]) -> None:
+        # Two calls, because nodes report at once: add gives each a number of its own.
         number = self._store.add(f"{attempt}/news", 1)  # readers wait for the report's own key, not for this number
         self._store.set(f"{attempt}/news/{number}", json.dumps(post))
 
@@ -317,16 +323,18 @@ class Consensus:
             self._posting.release()
 
     def _mark_node_0_lost(self) -> None:
-        self.node_0_lost = True
-        lost = outcome_of(Failure(node=0, rank=None, status=-signal.SIGKILL), attempt=max(1, self._attempt))
+        self.node_0_lost = True  # first: it ends the threads, and calls that would hang
+        failure = Failure(node=0, rank=None, status=-signal.SIGKILL)
+        lost = outcome_of(failure, attempt=max(1, self._attempt))  # 1: no attempt has begun
         with self._deciding:
             if self.decision:
                 return
-            if self._is_replaced and self._attempt:
+            if self._is_replaced and self._attempt:  # before the first attempt, there is nothing to restart
                 lost = replace(lost, message="node 0, which has the store of the run, was lost")
                 lived_s = time.monotonic() - self._began_at
+                # Only this node's step: those of other nodes were in node 0's store.
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
-                self._set_decision(self._decide_next(self.history))
+                self._set_decision(self._decide_next(self.history))  # each node decides by its copy, as node 0 cannot
             else:
                 hint = "" if self._config.spares else f"; {HINT}"
                 self._set_decision(Decision(outcome=replace(lost, message=f"{lost.message}{hint}")))
@@ -336,7 +344,7 @@ class Consensus:
 
         Count the iterations of this loop instead of seconds, because this process may have been paused.
         """
-        last, num_stalled = -1, 0
+        last, num_stalled = -1, 0  # -1: _run has no such number, so the first iteration is no stall
         while not self.node_0_lost:
             num_stalled = num_stalled + 1 if last == self._num_loops else 0
             last = self._num_loops
@@ -361,10 +369,10 @@ class Consensus:
             try:
                 key = f"{attempt}/news/{self._num_posts + 1}" if self._is_leader else f"{attempt}/verdict"
                 self._wait_store.wait([key], timedelta(seconds=rest_s))
-            except DistNetworkError:
+            except DistNetworkError:  # the connection was closed: node 0 has ended
                 self._mark_node_0_lost()
                 return
-            except DistStoreError:  # nothing new, but on node 0, a time limit may have passed
+            except DistStoreError:  # nothing new, but on node 0, SETTLE_S or a hang's limit may have passed
                 if not self._is_leader:
                     continue
             if attempt == self._attempt:  # the agent may have begun another one during the wait
@@ -372,6 +380,7 @@ class Consensus:
 
     def _send_heartbeat(self) -> None:
         statuses = [asdict(status) for status in self._read_statuses()]
+        # _step keeps the steps of ranks that have ended, which have no status any more.
         steps = (self._step, *(status["step"] for status in statuses))
         self._step = max((step for step in steps if step is not None), default=None)
         beat = {"at": time.monotonic(), "attempt": self._attempt, "signs": statuses}
@@ -380,9 +389,9 @@ class Consensus:
             self._liveness.update(time.monotonic())
 
     def _receive_decision(self) -> None:
-        if self._store.check([key := f"{self._attempt}/verdict"]):
+        if self._store.check([key := f"{self._attempt}/verdict"]):  # get would wait for a key that does not exist
             decision = stores.decode(key, self._store.get(key), _read_decision)
-            if self._is_replaced:
+            if self._is_replaced:  # now, because node 0 may be lost later: then this node needs the copy
                 self._read_history()
             with self._deciding:
                 self._set_decision(self.decision or decision)  # unless node 0 was found lost meanwhile
@@ -396,11 +405,12 @@ class Consensus:
         return json.dumps([asdict(ended) for ended in self.history])
 
     def _leaving(self) -> tuple[int, ...]:
-        members = self._members if self._is_replaced else ()
+        members = self._members if self._is_replaced else ()  # else nobody takes its place: its failure stops the run
         return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
 
     def _decide(self) -> None:
         self._read_posts()
+        # A failure counts even then: a node may report one of its own, such as a disk that does not answer.
         if len(self._done) == len(self._members) and not self._failures:
             outcome = Outcome(code=0, cause="ok", message=self._describe_success(), attempt=self._attempt)
             self._publish(Decision(outcome=outcome))
@@ -412,9 +422,10 @@ class Consensus:
         )
         silent_s = self._liveness.silent_s
         failure = restart_policy.find_root_failure(self._failures, silent_s=silent_s, settled=settled)
-        failure = failure or self._find_hang()
+        failure = failure or self._find_hang()  # last: what has ended explains why others wait
         if failure and (not self._requeues or self._requeues.is_ready()):  # else in the next iteration: it asks a disk
             lived_s = time.monotonic() - self._began_at
+            # A failure has the step at which its rank ended. A heartbeat may not have reported it.
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
             outcome = outcome_of(failure, attempt=self._attempt, exited=self._exited)
             step, leaving = max(steps, default=None), self._leaving()
@@ -427,6 +438,7 @@ class Consensus:
             for node in leaving if decision.restart else ():
                 if node:  # so that a new node need not wait until this one counts as lost
                     self._store.delete_key(f"claim/{node}")
+            # Call limit even before a restart, so that it asks the disk anew after the next failure.
             if self._requeues and (limited := self._requeues.limit(decision.outcome)) and not decision.restart:
                 decision = Decision(outcome=limited)
             self._publish(decision)
@@ -445,7 +457,7 @@ class Consensus:
                 continue
             if isinstance(post, list):
                 self._resumes += post
-                if {resume.node for resume in self._resumes} == {*self._members}:
+                if {resume.node for resume in self._resumes} == {*self._members}:  # only all ranks can be compared
                     self._on_resumes(self._resumes)
                 continue
             rank, done = post
@@ -459,14 +471,16 @@ class Consensus:
         if self._failures or status is None:  # after a failure, the peers wait for the rank that failed
             return None
         description = describe_hang(status, self._hang_timeout_s)
+        # It is alive, and ddprun will end it with SIGKILL.
         return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=description)
 
     def _publish(self, decision: Decision) -> None:
+        # The others first: this node's agent goes on as soon as it has the decision, and may end the store.
         self._store.set(f"{self._attempt}/verdict", json.dumps(asdict(decision)))
         if self._config.spares and not decision.restart:  # the spares wait for this key (spares.py)
             self._store.set("ended", json.dumps(asdict(decision.outcome)))
         self._set_decision(decision)
 
     def _set_decision(self, decision: Decision) -> None:
-        self.decision = decision
+        self.decision = decision  # before the event, after which wait returns it
         self._decided.set()

@@ -48,7 +48,7 @@ class CannotForkError(Exception):
 def preload_torch(num_threads: int) -> None:
     """Import torch. It uses ``num_threads`` threads, unless OMP_NUM_THREADS sets another number."""
     unset = "OMP_NUM_THREADS" not in os.environ
-    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # OpenMP reads it only once, when torch loads it
     with _frozen_objects():
         import torch.distributed  # noqa: F401
 
@@ -89,7 +89,7 @@ def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
     os.setsid()  # so that neither a terminal nor a signal to ddprun's process group reaches it
     # The fork has copied ddprun's handlers and its wake-up descriptor, through which a signal here would reach ddprun.
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGWINCH, signal.SIG_DFL)
+    signal.signal(signal.SIGWINCH, signal.SIG_DFL)  # ddprun handles it, and it is not among those that are blocked
     for number in supervisor.BLOCKED_SIGNALS:  # blocked in the supervisor; ranks get Python's default handlers
         # What the user ignores (nohup) stays ignored. SIGUSR1 and 2 are ignored by ddprun's own start (__main__.py).
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -97,8 +97,10 @@ def _run_supervisor(lock_fd: int, control: socket.socket, argv: Sequence[str]) -
     # The node's lock stays held until the supervisor ends. Among the others is ddprun's end of ``control``: while a
     # copy is open, the supervisor reads no end of file.
     processes.close_descriptors(lock_fd, control.fileno())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # as for an executed supervisor (workers.py)
+    # As for an executed supervisor (workers.py): only a rank may read from the terminal.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     with _frozen_objects():
+        # Only if a rank may need it, as it is slow. The source of a module (-m) may be in an installed package.
         if argv[1] == "-m" or may_train(_source(argv, str(Path.cwd()))):
             compat.import_dynamo()
         with contextlib.suppress(Exception):  # the rank that imports it reports the error
@@ -116,7 +118,7 @@ def fork_rank(request: supervisor.Request, streams: Sequence[int]) -> tuple[int,
     """
     if reason := fork_obstacle(request["argv"], request["cwd"]):
         return supervisor.exec_rank(request, streams)[0], reason
-    supervisor_pid = os.getpid()
+    supervisor_pid = os.getpid()  # before the fork: the rank compares it with its parent (die_with_parent)
     pid = os.fork()
     if pid == 0:
         _run_rank(request, streams, supervisor_pid)
@@ -129,12 +131,12 @@ def _run_rank(request: supervisor.Request, streams: Sequence[int], supervisor_pi
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.excepthook = threading.__excepthook__  # ddprun's own hook would end the node
-        supervisor.set_up_rank(request, streams, supervisor_pid)
+        supervisor.set_up_rank(request, streams, supervisor_pid)  # first: it copies the streams to 0, 1 and 2
         processes.close_descriptors()  # the node's lock, the supervisor's sockets
         run_python(request["argv"], request["env"])
-    except OSError as error:
+    except OSError as error:  # as of an executed rank, such as a folder that does not exist
         supervisor.exit_not_started(request["argv"], error)
-    except BaseException:
+    except BaseException:  # an error of ddprun: run_python itself handles those of the script
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(Exit.SOFTWARE)  # never return to the supervisor's code
@@ -144,6 +146,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
     """Return why a forked rank would differ from an executed one, or an empty string if both would behave alike."""
     if missing := compat.missing_for_fork():
         return f"this Python has no {missing}"
+    # orig_argv, because Python removes its own options from argv. They end at -m or at a file: ddprun itself.
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
     if {*options} - {"-P", "-u"}:  # these do not change how the script runs
         return f"ddprun's Python was started with options ({' '.join(options)})"
@@ -151,10 +154,12 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
     # The descriptor of the listing itself is closed by now, so it is no link any more.
     links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    # CUDA cannot be used in a child of a process that has initialized it.
     if any(str(link.readlink()).startswith("/dev/nvidia") for link in links if link.is_symlink()):
         return "an import has opened the GPU"
     script = Path(cwd, argv[1])
     folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
+    # In a forked rank, such a variable would have no effect, because torch is imported already.
     if variables := set_before_torch(_source(argv, cwd), folder):
         return f"the script sets {', '.join(variables)} before it imports torch"
     with contextlib.suppress(OSError):  # there is no such script: the rank reports it
@@ -190,7 +195,7 @@ def _source(argv: Sequence[str], cwd: str) -> Path:
 
 def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Run ``argv`` as a new Python interpreter would, with the environment ``env``, and end this process."""
-    os.environ.clear()
+    os.environ.clear()  # the supervisor's may have variables that the rank's lack
     os.environ.update(env)
     _, *arguments = argv
     # _run_script compiles source code, which a .pyc file is not. If a file cannot be read, the interpreter reports the
@@ -198,11 +203,11 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     if arguments[0] != "-m" and (arguments[0].endswith(".pyc") or not os.access(arguments[0], os.R_OK)):
         os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the command is the user's)
     sys.orig_argv = supervisor.unbuffered(argv)
-    if not sys.flags.safe_path:
+    if not sys.flags.safe_path:  # with it (-P), Python has made no such entry
         del sys.path[0]  # the entry for ddprun
     _reopen_streams()
     _reset_state(env)
-    if env.get("PYTHONFAULTHANDLER"):
+    if env.get("PYTHONFAULTHANDLER"):  # Python has read it at its start, from ddprun's environment
         faulthandler.enable()
     offer_stacks(env)
     safe = bool(env.get("PYTHONSAFEPATH"))  # the option -P applies only to ddprun
@@ -210,18 +215,20 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)
     watch_process_groups(env)
+    # Before the script, because they wrap functions that it calls.
     if record := record_resume(env):
         compat.before_steps(record.before_step)
     observer = None
-    if names.REHEARSAL in env:
+    if names.REHEARSAL in env:  # the import is only for a rehearsal
         from ddprun.ranks.observer import observe
 
         observer = observe(env)
-    if "torch" in sys.modules:
+    if "torch" in sys.modules:  # last: what is above may import torch, which would count as the script's import
         FirstTorchImport().install()
     code, uncaught = _run_main(lambda: _run_script(arguments, safe))
     # Otherwise a handler could still run. The signal with which _exit ends the process, if any, stays unblocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})
+    # Now, because the script's threads and atexit functions have ended.
     if observer:
         observer.end(code)
     if uncaught:
@@ -231,7 +238,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 
 def _run_script(arguments: Sequence[str], safe: bool) -> None:
     if arguments[0] == "-m":
-        sys.argv = ["-m", *arguments[2:]]
+        sys.argv = ["-m", *arguments[2:]]  # run_module_as_main replaces the first word by the module's file
         if not safe:
             sys.path.insert(0, str(Path.cwd()))
         _new_main()
@@ -242,7 +249,7 @@ def _run_script(arguments: Sequence[str], safe: bool) -> None:
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
         sys.path.insert(0, script)
         _new_main()
-        compat.run_module_as_main("__main__", alter_argv=False)
+        compat.run_module_as_main("__main__", alter_argv=False)  # sys.argv[0] stays the folder, as with ``python``
         return
     if not safe:
         sys.path.insert(0, str(Path(script).resolve().parent))
@@ -256,7 +263,7 @@ def _new_main() -> ModuleType:
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=BuiltinImporter)
     sys.modules["__main__"] = main
-    importlib.invalidate_caches()
+    importlib.invalidate_caches()  # folders may have changed since the supervisor listed them
     return main
 
 
@@ -268,14 +275,14 @@ def _reopen_streams() -> None:
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
-        raw = io.FileIO(descriptor, mode, closefd=False)
+        raw = io.FileIO(descriptor, mode, closefd=False)  # the old stream still has the descriptor
         raw.name = f"<{name}>"
         text = io.TextIOWrapper(
             io.BufferedReader(raw) if mode == "r" else raw,
             encoding=getattr(old, "encoding", "utf-8"),
             errors=getattr(old, "errors", "strict"),
             newline="\n",
-            write_through=True,
+            write_through=True,  # a killed rank loses no output
         )
         text.mode = mode  # type: ignore[misc]
         setattr(sys, name, text)
@@ -284,6 +291,7 @@ def _reopen_streams() -> None:
 
 def _reset_state(env: Mapping[str, str]) -> None:
     """Reset what a new Python process would seed or read at its start. The module ``random`` does this itself."""
+    # Otherwise all ranks would draw the same numbers, and share a key and a folder that the supervisor has chosen.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if multiprocessing := sys.modules.get("multiprocessing"):
@@ -308,7 +316,7 @@ def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
         code = _report_uncaught(uncaught) if uncaught else 0
     except SystemExit as second:  # raised by a signal handler: both Slurm and ddprun signal each process
         code = _exit_code(second.code)
-    for last in compat.finalizers():
+    for last in compat.finalizers():  # os._exit calls none; Python goes on after an error in one
         try:
             last()
         except BaseException as error:  # Ctrl-C while threads are joined
@@ -353,7 +361,7 @@ def describe_uncaught(error: BaseException) -> str:
     except Exception:  # its __str__ is code of the script
         text = ""
     if isinstance(error, BaseExceptionGroup):
-        text = f"{text}: {describe_uncaught(error.exceptions[0])}"
+        text = f"{text}: {describe_uncaught(error.exceptions[0])}"  # the first stands for all
     return f"{name}: {text}" if text else name
 
 
@@ -363,7 +371,7 @@ def _script_traceback(error: BaseException) -> TracebackType | None:
     The exception itself changes, too: sys.excepthook prints its traceback, not the one in the argument.
     """
     frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename in (__file__, compat.__file__):
+    while frames and frames.tb_frame.f_code.co_filename in (__file__, compat.__file__):  # the outer frames come first
         frames = frames.tb_next
     error.__traceback__ = frames
     return frames
@@ -373,19 +381,19 @@ def _exit_code(value: object) -> int:
     if value is None:
         return 0
     if isinstance(value, int):
-        return value & 0xFF
+        return value & 0xFF  # as the kernel does with it; here, a negative code means a signal
     print(value, file=sys.stderr)
     return 1
 
 
 def _exit(code: int) -> NoReturn:
-    for instance in gc.get_objects():
+    for instance in gc.get_objects():  # os._exit flushes no file
         if issubclass(type(instance), compat.file_base()):
             with contextlib.suppress(Exception):  # it is closed
                 instance.flush()  # a file that the script left open
     if processes.LIBC:
         processes.LIBC.fflush(None)  # output that C code has buffered
-    if code < 0:
+    if code < 0:  # as Python does, so that a shell or ddprun sees the signal
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
@@ -402,7 +410,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
 
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] == "torch"}
-        self._environ = dict(os.environ)
+        self._environ = dict(os.environ)  # to find what changes until the import
         self._is_used = False
         self._spec: ModuleSpec = self._modules["torch"].__spec__  # type: ignore[assignment]
 
@@ -410,21 +418,22 @@ class FirstTorchImport(MetaPathFinder, Loader):
         """Remove torch from sys.modules until the script imports it. torch must be in sys.modules before this call."""
         for name in self._modules:
             del sys.modules[name]
-        sys.meta_path.insert(0, self)
+        sys.meta_path.insert(0, self)  # before the finder of files, which would import torch again
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         """Return a spec for torch. Its submodules need none, because create_module puts them back into sys.modules."""
-        if fullname != "torch" or self._is_used:
+        if fullname != "torch" or self._is_used:  # used, but still asked: the script has wrapped the finders
             return None
         real = self._spec
         spec = ModuleSpec(fullname, self, origin=real.origin, is_package=True)
         spec.submodule_search_locations = [*(real.submodule_search_locations or ())]
+        # Code before the import may ask whether and where torch is installed (importlib.util.find_spec).
         spec.has_location, spec.cached = real.has_location, real.cached
         return spec
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of torch's own loader, for example to read torch's source files."""
-        if name.startswith("_"):
+        if name.startswith("_"):  # of this class itself: before __init__ has set _spec, the line below would recurse
             raise AttributeError(name)
         return getattr(self._spec.loader, name)
 

@@ -29,7 +29,8 @@ FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" \\
   SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK,TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,HINT,LABELIO} \\
   SLURM_{OVERCOMMIT,EXACT,THREADS_PER_CORE,STDOUTMODE,STDERRMODE}"""
 
-# sbatch copies variables of the job that submits this one. For the number of an array, scontrol prints all tasks.
+# sbatch copies variables of the job that submits this one, so scontrol gives the facts. For the number of an array, it
+# prints all tasks, of which grep takes one. With the blank, 12 is not 123.
 FACTS = '''scontrol --oneliner show job "${SLURM_JOB_ID:?run this with sbatch}" | grep "^JobId=$SLURM_JOB_ID "'''
 
 WORKSPACE = "/workspace"
@@ -38,7 +39,7 @@ OWN_MOUNTS = (
     *(f"${place}:${place}" for place in (names.RUN_DIR, names.CHECKPOINT_DIR, names.TARGETS_DIR)),
 )
 BREAK = " \\\n  "
-WIDTH = 115
+WIDTH = 115  # with the indent and the backslash, at most 120 columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +82,11 @@ def _header(plan: Plan, options: SlurmOptions) -> str:
 def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     job = plan.job
     rendered = PurePath(plan.folder).is_absolute()
+    # A task of an array is a run of its own. sbatch --job-name may give characters that no run's name has.
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
     name = "_ddp_run=${SLURM_JOB_NAME//[^A-Za-z0-9._-]/_}-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
-    # -m: the folder need not exist yet. -s: symbolic links stay as the user wrote them.
+    # --: a path may begin with a dash. -m: the folder need not exist yet. -s: symbolic links stay as the user wrote
+    # them.
     run_dir = '_ddp_dir=$(realpath -ms -- "${RUN_DIR:-$SLURM_SUBMIT_DIR/runs/$_ddp_run}")'
     if options.runs:
         run_dir = f"RUN_DIR=${{RUN_DIR:-{shlex.quote(options.runs)}/$_ddp_run}}\n{run_dir}"
@@ -95,6 +98,7 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
     store = shlex.quote(job.checkpoint_dir or "") + ("" if rendered else "/$_ddp_run")
     store = f"export {names.CHECKPOINT_STORE}={store}{task}\n" if job.checkpoint_dir else ""
+    # By default beside all runs, so that Prometheus reads one folder. If it cannot be made: in the run's own.
     targets = shlex.quote(options.prometheus) if options.prometheus else f"${{_ddp_dir%/*}}/{TARGETS}"
     launcher = f" {names.LAUNCHER}=slurm"
     launcher += "" if job.device == "auto" else f" {names.DEVICE}={job.device}"
@@ -102,6 +106,7 @@ def _settings(plan: Plan, options: SlurmOptions, setup: str) -> str:
     modules = "".join(f"module load {shlex.quote(module)}\n" for module in options.modules)
     if modules:  # the shell functions of Environment Modules may fail under set -eu
         modules = f"set +eu\n{modules}set -eu\n"
+    # Packed, because bash itself uses some of the names (job_env.py).
     env = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in job_env.pack(job.env).items())
     folder, make = f'"${names.RUN_DIR}"', f'mkdir -p "${names.TARGETS_DIR}"'
     make_targets = f"{make} || {{ {names.TARGETS_DIR}=${names.RUN_DIR}/{TARGETS} && {make}; }}"
@@ -131,6 +136,8 @@ def _secrets(job: JobSpec) -> str:
     if not job.secrets:
         return ""
     file = f"${names.RUN_DIR}/secrets"
+    # bash executes the file, so nobody else may have written it; one that others can read is deleted at once.
+    # ${NAME+x}: a secret may be empty, and under set -u, an unset variable would end the script without this message.
     missing = "".join(
         f"[[ -n ${{{name}+x}} ]] || "
         f'{{ echo "slurm: set the secret {name} and export it before sbatch" >&2; exit {Exit.CONFIG:d}; }}\n'
@@ -147,13 +154,14 @@ fi
 
 def _rendezvous(job: JobSpec) -> str:
     fixed = job.ranks is not None or job.device == "cpu"  # otherwise one rank per GPU that Slurm has allocated
+    # The shell of salloc has no SLURM_GPUS_ON_NODE.
     # SLURM_GPUS_PER_NODE may be TYPE:NUMBER; the script takes what follows the colon.
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-${{SLURM_GPUS_PER_NODE:-{job.max_gpus}}}}}"
-    more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
+    more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""  # else ddprun derives it from the job's number
     # IPv4 comes first, because the check for a loopback address knows only 127.*. If the address stays empty, ddprun
     # resolves the name of the first node. Without || true, set -e would end the script, as read fails at end of file.
     nodes, address = "SLURM_JOB_NUM_NODES", f"${names.NODE_MASTER_ADDR}"
-    if job.min_nodes < job.max_nodes:
+    if job.min_nodes < job.max_nodes:  # sbatch --nodes may give fewer nodes than the minimum
         more += f" {names.NNODES}=$(({nodes} < {job.min_nodes} ? {nodes} : {job.min_nodes})):${nodes}"
     return f"""\
 # Unset variables that sbatch may have copied from another job or from the user: srun and ddprun would use them.
@@ -170,14 +178,14 @@ echo "slurm: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, node 0 at {address}, file
 
 
 # With --kill-on-bad-exit=0 and --wait=0, srun kills no task: the ddprun processes agree on one outcome and then end.
-# srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05).
+# srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05). The start of MPI would take time.
 _SRUN = """\
 srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --export=ALL --input=none \\
   ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} --mpi=none --kill-on-bad-exit=0 --wait=0"""
 
 
 def _srun(options: SlurmOptions) -> str:
-    # srun would read these from variables, which the script unsets (FOREIGN).
+    # Options of sbatch that srun would read from variables, which the script unsets (FOREIGN).
     own = [line for line in options.extra if line[2:].partition("=")[0] in OF_SRUN]
     return " ".join((_SRUN, *map(shlex.quote, own)))
 
@@ -185,6 +193,7 @@ def _srun(options: SlurmOptions) -> str:
 def _start(plan: Plan, options: SlurmOptions) -> str:
     python = shlex.quote(options.python) if options.python else '"${PYTHON:-python3}"'
     # With exec, the signals for the batch script reach ddprun.batch. With -P, no file of the project hides a module.
+    # Slurm enforces the time limit, so ddprun gets no deadline.
     return f"""\
 # ddprun.batch checks the nodes, runs this srun, passes signals on to ddprun, and requeues the job. With the last two
 # options, srun ends no task itself, because all ddpruns agree on one exit code.
@@ -196,7 +205,8 @@ exec {python} -P -m ddprun.batch --requeues="$_ddp_requeues" \\
 
 
 def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
-    # What the command prints does not matter. Its errors go to the job's log.
+    # Before the ranks start, else the other nodes would wait for the missing one. What the command prints does not
+    # matter. Its errors go to the job's log.
     check = f'"${{_ddp_srun[@]}}" {runtime.needs} >/dev/null || exit {Exit.UNAVAILABLE:d} # every node must have it\n'
     # scancel takes "JOB." for the step 0, so the file must not be empty.
     stop = f'[[ -s ${names.RUN_DIR}/{STEP} ]] && scancel --signal=TERM "$SLURM_JOB_ID.$(<"${names.RUN_DIR}/{STEP}")"'
@@ -204,6 +214,7 @@ def _start_containers(plan: Plan, options: SlurmOptions, runtime: Runtime) -> st
     node = f"read -r -d '' _ddp_node <<'NODE' || true # for each node\n{runtime.node}NODE\n"
     retries = "|".join(f"{code:d}" for code in Exit if code.retry)
     own = f'{FACTS} | grep " Restarts=${{SLURM_RESTART_COUNT:-0}} " >/dev/null'  # Slurm itself has not requeued the job
+    # A requeued job needs its secrets again, so it exits before the rm.
     end = f' && exit "$_ddp_code"\n! {own} || rm -f "${names.RUN_DIR}/secrets"' if plan.job.secrets else ""
     # In the script: _ddp_stop drops the errors of scancel, because it tries again until the step has started, or srun
     # has ended. A signal to the process group also ends the sleep. Without || true, set -e would then end the script.
@@ -228,11 +239,12 @@ exit "$_ddp_code"
 
 def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     """Return the options of sbatch in the script, without the prefix ``#SBATCH``."""
+    # Spares are nodes of the job from the start. sbatch writes a range as MIN-MAX.
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.max_machines if job.spares else job.nodes.replace(':', '-')}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={job.cpus or job.max_gpus}",
+        "--ntasks-per-node=1",  # with one for each GPU, a rank sees only its own GPU: NCCL cannot use NVLink
+        f"--cpus-per-task={job.cpus or job.max_gpus}",  # at least one for each rank
     ]
     extra = [*options.extra]
     if job.device != "cpu":
@@ -244,7 +256,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
         else:
             lines.append(f"--gpus-per-node={count}")
     if job.memory is not None:
-        lines.append(f"--mem={size_bytes(job.memory) >> 20}M")
+        lines.append(f"--mem={size_bytes(job.memory) >> 20}M")  # Slurm's M is MiB
     if job.time_limit_s is not None:
         days, rest = divmod(job.time_limit_s, 86400)
         clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
@@ -298,7 +310,7 @@ def lines(arguments: Iterable[str]) -> tuple[str, ...]:
 def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
     shared = f'"{",".join(OWN_MOUNTS)}"'
     shared += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
-    # enroot's format of ghcr.io/a/b:1 is ghcr.io#a/b:1.
+    # enroot's format of ghcr.io/a/b:1 is ghcr.io#a/b:1. Without a dot or port, the first part is no registry.
     image = re.sub(r"^(localhost|[^/]*[.:][^/]*)/", r"\1#", job.image)
     options_of_srun = (
         f"--container-image={shlex.quote(image)} --container-workdir={WORKSPACE}",
@@ -315,6 +327,8 @@ def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     setup += f'{{ echo "slurm: no apptainer here" >&2; exit {Exit.UNAVAILABLE:d}; }}\n'
     setup += f"export _ddp_engine _ddp_image={_sif(job, options)}\n"
     source = shlex.quote(f"docker://{job.image}")
+    # mv: no job starts a part of an image. During the wait for the lock, another job may have pulled it. After an hour,
+    # or without locks, two jobs may pull: the later mv replaces the file.
     if not options.sif:  # --force: an earlier start of this job may have left the file
         setup += f"""\
 # Pull the image once, into a folder that all nodes share. One job at a time, if the filesystem has locks.
@@ -337,6 +351,7 @@ done
 
 
 def _apptainer_options(job: JobSpec, options: SlurmOptions, mounts: Iterable[str]) -> tuple[str, ...]:
+    # Neither the node's variables nor packages in the home folder (~/.local) may change what runs.
     flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
     return (*flags, *(f"--bind {mount}" for mount in mounts), *map(shlex.quote, options.runtime_args))
 
@@ -362,7 +377,7 @@ def beside(
             # The columns are PID, JOBID, STEPID, LOCALID and GLOBALID. A node has one task, so its LOCALID is 0.
             find = f'[[ -s {step} ]] && scontrol listpids "$SLURM_JOB_ID.$(<{step})" | awk \'$4 == "0" {{print $1}}\''
             return ("bash", "-c", f'exec enroot exec "$({find})" "$@"', run_dir, *argv)
-        case "apptainer":  # another container, with the same image and folders
+        case "apptainer":  # its containers have no name either: another one, with the same image and folders
             arguments = _apptainer_options(job, options, map(shlex.quote, job.mounts))
             text = f'''\
 _ddp_engine=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}

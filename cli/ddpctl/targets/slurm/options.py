@@ -85,7 +85,7 @@ def check_login(login: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions(Options):
-    """The options of a target of kind slurm."""
+    """The options of a target of kind slurm. Without a value for an option of sbatch, the cluster's default applies."""
 
     login: Annotated[str, Rule(check_login)] | None = None
     """The login node, as [USER@]HOST[:PORT]. null: this machine is a login node."""

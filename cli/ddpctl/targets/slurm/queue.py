@@ -36,7 +36,7 @@ STATES = {word: state for state, states in _WORDS.items() for word in states.spl
 HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
-# squeue's reason why a job may wait forever → a message
+# squeue's reason why a job may wait forever → a message. Others usually pass (Priority, Resources).
 HOPELESS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows: use fewer, or another partition",
     "PartitionTimeLimit": "it requests more time than its partition allows: use less, or another partition",
@@ -53,6 +53,7 @@ HOPELESS = {
 _CASES = "".join(f"      {reason}) why={shlex.quote(f': {text}')} ;;\n" for reason, text in HOPELESS.items())
 
 
+# A word that is unknown here does not go on, else a wait for it might never end.
 GOES_ON = "|".join(word for word, state in STATES.items() if state not in ENDED)
 
 # A process in state Z has ended, but its parent has not yet waited for it.
@@ -69,7 +70,7 @@ FORMAT = "%F|%K|%T|%r|%S|%N"  # number of the array or job, index in the array, 
 # after a header line. sacct is queried for jobs that squeue no longer lists. Without accounting, sacct fails, and the
 # files alone say how the job ended. If Slurm has forgotten all of the jobs, squeue fails with "Invalid job id".
 # Of a history (.csv), the header and the last lines are enough for the progress. An empty line follows each file, whose
-# last line may have no end.
+# last line may have no end. The exit code is 0, as files may be missing: else it would be that of the last command.
 ASK = f"""\
 {LIVES}jobs=$1
 shift
@@ -183,7 +184,8 @@ _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
 # still exists. Exit 69: Slurm does not answer. A killed run cannot write its outcome, so this script writes it.
 # TERM is USR2 for the batch script: there, SIGTERM means scancel, after which Slurm itself signals the step. A waiting
 # job is cancelled first, so that a job that starts meanwhile gets the signal. An allocation (salloc) is not cancelled.
-# Errors of scancel do not matter, because the loop then asks whether the job still exists.
+# Errors of scancel do not matter, because the loop then asks whether the job still exists. A single miss of squeue may
+# be a controller that is busy, so the third one in a row counts.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3
@@ -255,6 +257,7 @@ class Job:
     @property
     def state(self) -> State:
         """The state of the run."""
+        # sacct appends who cancelled the job, and + to a word that it has cut off.
         return STATES.get(self.word.split(" ")[0].rstrip("+"), "unknown")
 
     @property
@@ -282,7 +285,7 @@ def read_answers(text: str) -> Answers:
             error = line.removeprefix("error: ")
             continue
         fields = line.split("|")
-        if len(fields) >= 5:
+        if len(fields) >= 5:  # else it is a message of squeue or of the login shell
             task = fields[1] if fields[1].isdecimal() else None
             jobs.append(Job(id=fields[0], task=task, word=fields[2], reason=fields[3], start=fields[4]))
     return Answers(jobs=tuple(jobs), files=sections, error=error)
@@ -308,25 +311,27 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
     status = partial(RunStatus, run=run.name)
     if answers.error and job is None:
         return status(state="unknown", message=f"Slurm does not answer: {answers.error}")
-    if job is not None and job.state == "pending":
+    if job is not None and job.state == "pending":  # before the outcome, which is that of an earlier start
         again = _requeued(answers.files.get(starts_file(run_dir), ""), reports)
         return status(state="pending", message=again + waits(job))
-    folded = fold_nodes(run.name, reports, young=young and job is None)
+    folded = fold_nodes(run.name, reports, young=young and job is None)  # Slurm may not list a young job yet
     if job is None:
         message = "Slurm no longer lists the job, and its nodes wrote no outcome: see job.log"
         return replace(folded, message=message) if folded.state == "lost" else folded
     status, message = partial(status, nodes=reports), f"Slurm: job {job.id} is {job.word}"
     if job.state in ("starting", "running", "stopping"):
+        # The job's script runs before the first and after the last ddprun.
         state: State = "stopping" if folded.outcome else "starting"
         return folded if folded.alive else status(state=state, message=message)
     if job.state == "unknown":
         return status(state="unknown", message=message)
     began = any(report.state for report in reports)
     has_logs = began or starts_file(run_dir) in answers.files
-    if folded.outcome:
+    if folded.outcome:  # it says more than Slurm's state, which is FAILED for each exit code but 0
         return replace(folded, has_logs=has_logs)
     if job.state == "succeeded":
         return status(state="succeeded", message="Slurm: COMPLETED", code=0, has_logs=has_logs)
+    # A job that was cancelled in the queue has stopped as asked. Otherwise no ddprun lived to write why it ended.
     code = Exit.SAVED_TERM if job.state == "stopped" and not began else Exit.KILLED
     message += "; its nodes wrote no outcome: see job.log" if began else ""
     return status(state=job.state, message=message, code=code, has_logs=has_logs)
@@ -357,8 +362,9 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
     text_of = {path.name: answers.files.get(str(path), "") for path in map(PurePath, node_files(run_dir, [node]))}
     shown: dict[str, Any] = {"node": None, "outcome": None, "history": text_of[HISTORY]}
     for key, name in (("node", run_files.NODE), ("outcome", run_files.OUTCOME)):
-        with suppress(ValueError):
+        with suppress(ValueError):  # the file is missing
             shown[key] = json.loads(text_of[name])
+    # The login node cannot look at the node's processes: it lives if Slurm runs its job and it has no outcome.
     report = node_report(node, {**shown, "alive": False})
     is_alive = job is not None and job.state in ("running", "stopping") and report.outcome is None
     return replace(report, alive=is_alive)

@@ -31,8 +31,8 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
 YOUNG_S = 20.0  # how long Slurm may not know a job that it has just accepted
-KILL_WAIT_S = 60.0  # Slurm's own KillWait is 30 s at most sites
-STOP_MARGIN_S = 15.0
+KILL_WAIT_S = 60.0  # twice Slurm's own KillWait, which is 30 s at most sites
+STOP_MARGIN_S = 15.0  # for Slurm, before and after the seconds in which ddprun stops
 # What sbatch prints if it finds no slurm.conf, no controller or no munge (22.05).
 NO_SLURM = re.compile(
     r"configuration source|process configuration file|contact slurm controller|control machine address"
@@ -52,6 +52,7 @@ MAY_WAIT = re.compile(
 )
 PREFIX = re.compile(r"^(sbatch: )?((error|fatal|allocation failure): )?(Batch job submission failed: )?")
 RUNS = ".local/state/ddpctl/runs"
+# What sbatch --test-only prints (22.05).
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # stands for the job's number in a dry run
@@ -88,8 +89,8 @@ class SlurmTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- the job outlives ddpctl
         """Submit the batch script with sbatch. If ddpctl runs inside an allocation, start the script there."""
         self._check(plan)
-        secrets = read_secrets(plan.job, self.environ)
-        records = str(PurePath(plan.folder).parent)
+        secrets = read_secrets(plan.job, self.environ)  # first: it may raise, and nothing has been made yet
+        records = str(PurePath(plan.folder).parent)  # on this machine; the next line changes the folder
         plan = yield from self._plan_on_cluster(plan)
         if commands := look_for_script(plan, self._host):
             (test,) = yield commands
@@ -123,6 +124,7 @@ class SlurmTarget(Target):
         self._environment = record
 
     def _check(self, plan: Plan) -> None:
+        # They separate mounts, and the parts of a mount.
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
             raise ConfigError(f"the folder {plan.cwd!r} cannot be mounted: its name has a comma, colon or line break")
 
@@ -156,6 +158,7 @@ class SlurmTarget(Target):
         tested, listing = yield (
             # From stdin: no file is written before Slurm is known to answer.
             Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),
+            # ddpctl keeps SBATCH_* of the user from sbatch (environment.py), so the note must name them.
             Command(argv=("printenv",), host=host, probe=True),
         )
         if error := unreachable(tested, host):
@@ -165,13 +168,16 @@ class SlurmTarget(Target):
         submission = Submission(handle=self._handle(plan), checkpoint_dir=plan.checkpoint_dir)
         # The script ignores the uid. queue.LOCATE finds the job by it.
         sbatch = (*argv, "--parsable", path, plan.uid)
+        # After the time-out, the job may exist (is_lost), so it is longer than usual.
         (sent,) = yield (Command(argv=sbatch, host=host, placeholder=DRY_RUN, timeout_s=120, starts=True),)
         job = sent.stdout.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
         if is_lost(sent) or (sent.returncode == 0 and job != DRY_RUN and not job.isdecimal()):
             reason = PREFIX.sub("", sent.last_line("sbatch printed no job number"))
             raise UnavailableError(f"the reply of Slurm was lost ({reason})", submission=submission)
+        # After is_lost: of the same texts, some may mean a lost reply, and then the job may exist.
         if sent.returncode and (error := unreachable(sent, host)):
             raise error
+        # The test decides only in a dry run. Otherwise, sbatch itself has the last word.
         may_start = tested.returncode == 0 or MAY_WAIT.search(tested.stderr)
         if sent.returncode or (job == DRY_RUN and not may_start):
             (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
@@ -183,7 +189,7 @@ class SlurmTarget(Target):
         """Find the job by the uid of its launch."""
         plan = yield from self._plan_on_cluster(run)
         (answer,) = yield (self._ask(queue.LOCATE, run.uid, plan.folder, f"{run.created:.0f}"),)
-        if answer.returncode == 1:
+        if answer.returncode == 1:  # LOCATE's own code for "no job"; any other is no answer
             return Lookup(state="absent")
         if answer.returncode or not (match := re.fullmatch(r"(?:@(\d+):)?(\d+)\s*", answer.stdout)):
             return Lookup(state="unknown", message=f"Slurm does not answer: {answer.last_line('no answer')}")
@@ -244,6 +250,7 @@ class SlurmTarget(Target):
         every = [part for tasks in parts for part in tasks]
         places = [(folder_of(part), range(part.job.max_machines)) for part in every]
         files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
+        # One query for all runs, by the number of the array and not of its tasks.
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
         if output.returncode:
@@ -290,12 +297,12 @@ class SlurmTarget(Target):
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
-        if not job_of(run):
+        if not job_of(run):  # sbatch has refused it, or its reply was lost
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
         command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
-        (done,) = yield (replace(command, timeout_s=wait_s + 30),)
-        if done.returncode > 1:
+        (done,) = yield (replace(command, timeout_s=wait_s + 30),)  # Slurm's own answers take time, too
+        if done.returncode > 1:  # 1: the job still exists
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
 
@@ -381,12 +388,12 @@ def expand(array: str) -> tuple[str, ...]:
     """Return the indices of a job array. For example, return 0, 3, 6 and 9 for ``0-6:3,9%2``."""
 
     def numbers() -> Iterator[int]:
-        for part in array.split("%")[0].split(","):
+        for part in array.split("%")[0].split(","):  # after %: how many run at once
             span, _, step = part.partition(":")
             first, _, last = span.partition("-")
             yield from range(int(first), int(last or first) + 1, int(step or 1))
 
-    return tuple(str(number) for number in dict.fromkeys(numbers()))
+    return tuple(str(number) for number in dict.fromkeys(numbers()))  # ranges may overlap
 
 
 def job_of(run: Run) -> str:
@@ -474,7 +481,9 @@ def _refused(plan: Plan, sent: Output, tested: Output, has: Output, ignored: str
         f"{name}: {nodes} nodes with {cpus} CPUs, {memory} MB, {gres.replace('(null)', 'no GPU')}"
         for name, nodes, cpus, memory, gres in (fields for fields in map(str.split, lines) if len(fields) == 5)
     ]
+    # Five, so that the error stays readable.
     listing = f"; the partitions have: {'; '.join(partitions[:5])}" if has.returncode == 0 and partitions else ""
+    # Without a listing, nothing is known: give no advice.
     has_gpus = not partitions or any(not partition.endswith("no GPU") for partition in partitions)
     cpu = "" if has_gpus or plan.job.device == "cpu" else "for CPU ranks, use --device cpu"
     return ConfigError(f"{refusal} ({request}): {reason}{listing}", hint="; ".join(filter(None, (cpu, ignored))))
