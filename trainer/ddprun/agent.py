@@ -35,7 +35,7 @@ from ddprun.health.diagnosis import Diagnosis
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.health.resumes import Resume, describe_differences, find_differences
 from ddprun.metrics import metrics
-from ddprun.metrics.metrics import NodeSeries
+from ddprun.metrics.metrics import NodeSeries, RankSeries
 from ddprun.metrics.recovery import Recovery
 from ddprun.nodes.consensus import Consensus
 from ddprun.nodes.preflight import StartedNode
@@ -75,6 +75,7 @@ class NodeContext(StartedNode):
     stop: Stop
     logs: RankLogs
     series: NodeSeries
+    rank_series: RankSeries
     heartbeats: HeartbeatMonitor
     oom_monitor: OomMonitor
 
@@ -298,7 +299,7 @@ class NodeAgent(SimpleElasticAgent):
         metrics_dir = node.folder.runtime.path / run_files.rank_metrics(rank)
         env = rank_environment.rank_environment(
             group, worker, node, node.environ, attempt=attempt, steps_before=self._recovery.best, lost=lost,
-            threads=node.resources.threads, interface=node.route.interface,
+            spent=node.rank_series.spent_s(str(rank)), threads=node.resources.threads, interface=node.route.interface,
         )  # fmt: skip
         try:
             metrics_dir.mkdir(parents=True, exist_ok=True)  # after a restart it exists: counters go on, gauges not

@@ -97,6 +97,7 @@ def bring_up(node: StartedNode, take_place: Callable[[NodeConfig], None]) -> Out
         stop=stop,
         logs=logs,
         series=series,
+        rank_series=node_metrics.rank_series,
         heartbeats=heartbeats,
         oom_monitor=OomMonitor(),
     )

@@ -41,7 +41,7 @@ from ddptrain.distributed import (
     set_up_torch,
 )
 from ddptrain.errors import TrainError, log_error
-from ddptrain.goodput import Goodput, lost_before, steps_before
+from ddptrain.goodput import Goodput, earlier_s, lost_before, steps_before
 from ddptrain.memory_estimate import warn_if_too_large
 from ddptrain.metrics import Metrics, open_metrics
 from ddptrain.models import fetch_pretrained
@@ -69,11 +69,13 @@ _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
     """Train, and return the exit code. ``started``: the value of time.monotonic() when the process was started."""
     rank_info, metrics = RankInfo(), Metrics()
-    goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
+    started = time.monotonic() if started is None else started
+    lost = lost_before(environ, started=started)
+    goodput = Goodput(started, steps_before=steps_before(environ), earlier_s=earlier_s(environ, lost))
     try:
         rank_info = read_rank_info(environ, options.ranks)
         metrics = open_metrics(environ, first=rank_info.is_first)
-        for cause, seconds in lost_before(environ, started=goodput.started).items():
+        for cause, seconds in lost.items():
             metrics.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
         with contextlib.ExitStack() as resources:
             return _train(options, rank_info, environ, signals, goodput, metrics, resources)
@@ -258,9 +260,8 @@ def _save_and_report(
             with callbacks.goodput.time_lost("evaluation"):
                 evaluation = evaluate(state)
         callbacks.flush_metrics()
-        goodput = callbacks.goodput
-        mine = callbacks.metrics.time_totals() or {"productive": goodput.productive_s, **goodput.lost_s}
-        callbacks.progress.log(cost_message(state, gather(state.world.rank_info, mine), callbacks.phases.totals))
+        spent_s = gather(state.world.rank_info, callbacks.goodput.totals_s)
+        callbacks.progress.log(cost_message(state, spent_s, callbacks.phases.totals))
         callbacks.progress.log(summary_message(state, result, evaluation=evaluation, checkpoint=path))
     callbacks.flush_metrics()
     lost = {cause: round(seconds, 3) for cause, seconds in callbacks.goodput.lost_s.items() if seconds}

@@ -28,7 +28,6 @@ class Metrics:
         ``first`` states whether this process is rank 0.
         """
         self.enabled = bool(folder)
-        self._folder = folder
         self._series: dict[tuple[str, ...], Any] = {}  # keyed by the metric's name and the labels' values
         self._flops_per_sample = 0
         self._exported: dict[str, float] = {}
@@ -114,18 +113,6 @@ class Metrics:
         more = max(0.0, seconds - self._exported.get(name, 0.0))
         self._exported[name] = max(seconds, self._exported.get(name, 0.0))
         return more
-
-    def time_totals(self) -> dict[str, float]:
-        """Return this rank's seconds, also of earlier processes, by cause of lost time, and the "productive" ones."""
-        if not self.enabled:
-            return {}
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
-
-        families = MultiProcessCollector(CollectorRegistry(), self._folder).collect()  # type: ignore[no-untyped-call]
-        wanted = (catalogue.PRODUCTIVE.name, catalogue.UNPRODUCTIVE.name)
-        samples = (sample for family in families for sample in family.samples if sample.name in wanted)
-        return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
         """Set the results of an epoch. First write the collected values, so that the exported step matches the loss."""

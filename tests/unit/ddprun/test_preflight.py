@@ -70,7 +70,7 @@ def environment_of_a_rank(base, *flags):
     folder = SimpleNamespace(path=Path("m"), runtime=SimpleNamespace(path=Path("r")))
     node = SimpleNamespace(config=config, folder=folder)
     return rank_environment.rank_environment(
-        group, worker, node, base, attempt=1, steps_before=None, lost="", threads=1, interface="eth0"
+        group, worker, node, base, attempt=1, steps_before=None, lost="", spent="", threads=1, interface="eth0"
     )
 
 

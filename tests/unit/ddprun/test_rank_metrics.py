@@ -69,6 +69,15 @@ def test_counts_of_processes_that_have_ended_are_added_up_without_their_files(tm
     assert samples(series)["ddp_seconds_bucket", "1.0"] == 0
 
 
+def test_the_time_of_ended_processes_goes_to_the_next_process_of_their_rank(tmp_path: Path) -> None:
+    series = rank_series(tmp_path)
+    families = [["ddp_productive_seconds", "", "counter", [["ddp_productive_seconds_total", {}, 2.5]]]]
+    lost = [["ddp_unproductive_seconds_total", {"cause": cause}, 1.5] for cause in ("restart", "startup")]
+    series.restore({"0": [*families, ["ddp_unproductive_seconds", "", "counter", lost]]})
+    assert series.spent_s("0") == "productive=2.500,restart=1.500,startup=1.500"
+    assert series.spent_s("1") == ""
+
+
 FORK = """
 import os, sys
 from prometheus_client import Counter, Gauge

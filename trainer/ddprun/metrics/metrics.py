@@ -159,6 +159,12 @@ class RankSeries(Collector):
             for rank in self._ranks()
         }
 
+    def spent_s(self, rank: str) -> str:
+        """Return the seconds that a rank's processes have counted so far, in the format of names.SPENT_BEFORE."""
+        wanted = (metrics.PRODUCTIVE.name, metrics.UNPRODUCTIVE.name)
+        samples = (sample for family in self.read(rank) for sample in family.samples if sample.name in wanted)
+        return ",".join(f"{sample.labels.get('cause', 'productive')}={sample.value:.3f}" for sample in samples)
+
     def restore(self, counts: Mapping[str, Any]) -> None:
         """Replace what is kept of ended processes by what ``counts`` has returned."""
         for rank, families in counts.items():
@@ -321,9 +327,9 @@ class NodeMetrics:
         def pids() -> dict[str, str]:
             return {str(process.rank): str(process.pid) for process in journal.state.ranks}
 
-        self._ranks = RankSeries(lambda: self._runtime.path / METRICS, pids, heartbeats.running_beats)
-        self._ranks.restore(self._counters)
-        for collector in (self._ranks, host_metrics.machine_series()):
+        self.rank_series = RankSeries(lambda: self._runtime.path / METRICS, pids, heartbeats.running_beats)
+        self.rank_series.restore(self._counters)
+        for collector in (self.rank_series, host_metrics.machine_series()):
             self._registry.register(collector)
         self.series.set(
             metrics.BUILD_INFO,
@@ -376,11 +382,11 @@ class NodeMetrics:
         while True:
             began = time.monotonic()
             if self._runtime.restore():
-                self._ranks.restore(self._counters)
+                self.rank_series.restore(self._counters)
                 for process in self._journal.state.ranks:
                     with contextlib.suppress(OSError):  # the disk is full, or the folder has vanished again
                         (self._runtime.path / rank_metrics(process.rank)).mkdir(exist_ok=True)
-            self._ranks.keep_counts()
+            self.rank_series.keep_counts()
             if written is None or written.done():  # else the disk does not answer
                 written = self.write_summary()
             time.sleep(max(2.5, IDLE_RATIO * (time.monotonic() - began)))
@@ -389,13 +395,13 @@ class NodeMetrics:
         """Write the step and the counters for the next start of the run, perhaps on another machine."""
         steps = [self._step, *(beat.step for beat in self._heartbeats.beats().values())]
         self._step = max((step for step in steps if step is not None), default=None)
-        self._counters |= self._ranks.counts()
+        self._counters |= self.rank_series.counts()
         state = self._journal.state
         summary = encode_summary(self._config.run_id, state.state, self._step, self._counters)
         return self._files.submit(replace_file, self._node_dir / SUMMARY, summary, False)
 
     def write_snapshot(self) -> None:
         """Write the final values, including the ranks' last gauges, because the node can no longer be scraped."""
-        self._ranks.with_last_gauges = True
+        self.rank_series.with_last_gauges = True
         self.history.add_row()
         self._files.submit(replace_file, self._node_dir / SNAPSHOT, generate_latest(self._registry))

@@ -75,6 +75,7 @@ NOT_FOR_RANKS = (
     names.TARGETS_DIR,
     names.LAUNCHER,
     names.STEPS_BEFORE,
+    names.SPENT_BEFORE,
 )
 
 
@@ -102,6 +103,7 @@ def rank_environment(
     attempt: int,
     steps_before: int | None,
     lost: str,
+    spent: str,
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
@@ -109,7 +111,8 @@ def rank_environment(
 
     ``worker`` is the rank in torch elastic's ``group``. The group has the address and the port of the attempt's store.
     ``steps_before`` is the highest step of all previous attempts. ``lost`` is the time since ranks last trained, in the
-    format of names.LOST_BEFORE. The ranks use both for their goodput.
+    format of names.LOST_BEFORE. ``spent`` are the seconds of the rank's earlier processes, in the format of
+    names.SPENT_BEFORE, or "". The ranks use all three for their goodput.
     ``interface`` is the network interface to node 0, or the loopback interface if all nodes are on this machine.
     """
     config, node_dir, runtime = node.config, node.folder.path, node.folder.runtime.path
@@ -156,6 +159,8 @@ def rank_environment(
         defaults["TORCH_FR_BUFFER_SIZE"] = "2000"  # the default of torch 2.15; that of 2.10 is 0: explain sees nothing
     if steps_before is not None:
         env[names.STEPS_BEFORE] = str(steps_before)
+    if spent:
+        env[names.SPENT_BEFORE] = spent
     if interface:
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and missing on many laptops; NCCL would
         # take the first interface by name. NCCL's "=" means exactly this name, not every name with this prefix.
