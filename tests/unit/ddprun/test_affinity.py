@@ -2,6 +2,7 @@
 
 import os
 import resource
+from dataclasses import replace
 
 import pytest
 from tests.messages import refused
@@ -106,7 +107,11 @@ def test_an_unknown_mode_is_refused():
 def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(rank_environment, "usable_cores", lambda: 8)
     config = node_config.read_config(options.parse(["train.py"]), {"DDP_NODES_HERE": "2"}, lambda _: 1)
-    assert rank_environment.allocate_resources(config, {}).threads == 4
+    monkeypatch.setattr(rank_environment.machine, "plan_affinity", lambda *_: (frozenset((0, 1)),))
+    shared = rank_environment.allocate_resources(config, {})
+    assert (shared.threads, shared.bound) == (4, ())
+    alone = rank_environment.allocate_resources(replace(config, nodes_here=1), {})
+    assert (alone.threads, alone.cores(0)) == (2, {0, 1})  # no more than it may use
 
 
 @pytest.mark.parametrize(

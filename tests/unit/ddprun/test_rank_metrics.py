@@ -7,19 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from ddprank.heartbeat import Beat, Heart
-from ddprun.files.node_dir import encode_summary, read_previous_run
+from ddprun.files.node_dir import encode_summary, last_checkpoint, read_previous_run
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import host_metrics, metrics
 from ddprun.metrics.metrics import MetricHistory, RankSeries
-from ddprun.metrics.recovery import Downtime
+from ddprun.metrics.recovery import Downtime, Recovery
+from ddpwire import metrics as catalogue
 from ddpwire.history import read_history
-from ddpwire.run_files import HEARTBEAT, SUMMARY, RankProcess, rank_heartbeat
+from ddpwire.run_files import HEARTBEAT, OUTCOME, SNAPSHOT, SUMMARY, RankProcess, rank_heartbeat
 
 COUNT = """
 from prometheus_client import Counter, Gauge, Histogram
@@ -106,6 +108,9 @@ def test_of_a_gauge_that_forked_workers_have_as_well_the_ranks_own_value_counts(
         rank.communicate()
 
 
+LEFT = (OUTCOME, SNAPSHOT, "events.jsonl", "events.1.jsonl", "history.csv")
+
+
 def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Path) -> None:
     assert read_previous_run(tmp_path, "night-17") is None
     (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')
@@ -116,8 +121,12 @@ def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Pat
     assert before.step == 41
     assert before.heard_at >= (tmp_path / "events.jsonl").stat().st_mtime
     assert before.counters == counters
+    for name in LEFT:
+        (tmp_path / name).touch()
+    assert read_previous_run(tmp_path, "night-17") is not None
+    assert {path.name for path in tmp_path.iterdir()} == {*LEFT, SUMMARY} - {OUTCOME, SNAPSHOT}
     assert read_previous_run(tmp_path, "other") is None
-    assert not (tmp_path / "events.jsonl").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {SUMMARY}
     (tmp_path / SUMMARY).write_bytes(encode_summary("none", "training", 40, counters))
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
 
@@ -132,6 +141,35 @@ def test_a_start_has_met_a_later_one_has_waited_and_after_a_failure_the_time_sin
     assert downtime.started(51.0) == "hang=30.000,rendezvous=1.000,at=51.000"
     downtime.ended(53.0, hung=False, beats=[])  # before its first step: since it was started
     assert downtime.started(53.5) == "restart=2.000,rendezvous=0.500,at=53.500"
+
+
+def test_a_checkpoint_that_was_saved_or_loaded_is_the_last_one(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path) is None
+    for time_s, (event, step) in enumerate((("saved", 5), ("loaded", 3), ("failed", 4)), 1):
+        with (tmp_path / "events.jsonl").open("a") as file:
+            file.write(f'{{"time": {time_s}, "event": "checkpoint_{event}", "node": 0, "step": {step}}}\n')
+    assert last_checkpoint(tmp_path) == 3
+
+
+def test_lost_steps_are_counted_after_a_requeue_and_after_each_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    series, now = mock.Mock(), 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    recovery = Recovery(series, mock.Mock(), 40)
+    recovery.steps([None, 38])
+    recovery.steps([41, 45])
+    recovery.failed(47)
+    recovery.started()
+    now += 10
+    recovery.steps([43])
+    recovery.failed(43)
+    recovery.started()
+    now += 61  # a script without heartbeats
+    recovery.steps([None])
+    assert not recovery.waits_for_step
+    lost = [call.args[1] for call in series.count.mock_calls if call.args[0] == catalogue.STEPS_LOST]
+    phases = [call.kwargs["phase"] for call in series.set.mock_calls]
+    assert (lost, recovery.best) == ([3, 5], 47)
+    assert phases == ["start", "total", "first_step", "start", "total"]
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddprun.files import node_dir
-from ddprun.files.node_dir import Requeues, newest_checkpoint
+from ddprun.files.node_dir import Requeues, count_requeues, newest_checkpoint
 from ddprun.health.heartbeat_monitor import RankStatus, find_hung_rank
 from ddprun.main import exit_message
 from ddprun.ranks.termination import OomMonitor
+from ddprun.settings import node_config, options
 from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import (
     Decision,
@@ -89,13 +90,16 @@ LAUNCHER_ENDED = "the ddpctl process that started the run has ended"
         (failure(-11), 139, "killed", False, "SIGSEGV"),
         (failure(-9, rank=1, oom="the limit of its cgroup is 2 GiB"), 137, "oom", True, "2 GiB"),
         (failure(-9, rank=1, hung="no heartbeat"), 144, "hang", True, "no heartbeat"),
+        (failure(1, refused="its ranks start ranks"), 1, "error", False, "its ranks start ranks"),
         (failure(-9, rank=None), 137, "node_lost", True, "node 0"),
         (failure(-9, node=2, rank=None), 137, "node_lost", True, "node 2"),
     ],
 )
 def test_a_failure_becomes_an_outcome(failed, code, cause, retry, named):
-    outcome = outcome_of(failed, attempt=2)
-    expected = Outcome(code=code, cause=cause, message="", node=failed.node, rank=failed.rank, retry=retry, attempt=2)
+    outcome = outcome_of(replace(failed, step=7), attempt=2)
+    expected = Outcome(
+        code=code, cause=cause, message="", node=failed.node, rank=failed.rank, step=7, retry=retry, attempt=2
+    )
     assert replace(outcome, message="") == expected
     assert named in outcome.message
 
@@ -122,19 +126,23 @@ def test_a_rank_that_stopped_with_another_is_not_named():
 
 
 @pytest.mark.parametrize(
-    ("code", "cause", "again"),
+    ("code", "cause", "again", "after_leaving"),
     [
-        (1, "error", False),
-        (78, "error", False),
-        (143, "stopped", False),
-        (139, "killed", False),
-        (134, "killed", True),
-        (137, "oom", True),
-        (144, "hang", True),
+        (1, "error", False, False),
+        (78, "error", False, False),
+        (143, "stopped", False, True),  # a new node takes the place of the one that was stopped
+        (139, "killed", False, False),
+        (134, "killed", True, True),
+        (137, "oom", True, True),
+        (144, "hang", True, True),
     ],
 )
-def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
-    assert may_restart(Outcome(code=code, cause=cause, message="")) is again
+def test_a_cause_decides_whether_a_run_may_restart(code, cause, again, after_leaving):
+    outcome = Outcome(code=code, cause=cause, message="")
+    assert may_restart(outcome) is again
+    for errors in (False, True):
+        decided = decide(attempts(1, outcome=outcome), max_restarts=1, restarts_errors=errors, leaves=True)
+        assert decided.restart is (after_leaving or (errors and code in (1, 139)))
 
 
 @pytest.mark.parametrize(
@@ -314,6 +322,22 @@ def test_three_starts_without_a_new_checkpoint_end_a_requeued_job(tmp_path):
     again = requeues_of(tmp_path)
     os.utime(tmp_path / "checkpoints/step-7.pt", (1, 1))  # written again
     assert limited(again, SAVED) == SAVED
+
+
+def test_a_start_in_slurm_is_counted_once_and_tells_the_batch_step_its_step(tmp_path):
+    def started(node=0, **changes):
+        facts = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "DDP_RUN_DIR": str(tmp_path)} | changes
+        place = ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", "--master-port=1", "train.py"]
+        config = node_config.read_config(options.parse(place), facts, lambda _: 1)
+        return count_requeues(config, FileWriter()) is not None
+
+    (tmp_path / "checkpoints").mkdir()
+    starts = [started(), started(SLURM_RESTART_COUNT="1"), started(1), started(SLURM_JOB_ID="")]
+    assert starts == [True, True, False, False]
+    assert (tmp_path / "step").read_text() == "3"
+    assert (tmp_path / "attempts").read_text() == "\n\n"
+    assert started()  # the first start of another job
+    assert (tmp_path / "attempts").read_text() == "\n"
 
 
 def test_what_no_requeue_would_help_stays_as_it_is(tmp_path):

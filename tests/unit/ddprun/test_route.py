@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -109,6 +110,24 @@ def test_an_address_of_another_machine_is_refused(monkeypatch):
         find(two(0, "203.0.113.7"))
     with refused(NodeError, "10.0.0.4", "10.0.0.3 (eth0)", code=78):
         find(two(1, "203.0.113.7", "--local-addr", "10.0.0.4"))
+
+
+def test_the_old_address_of_a_pod_that_replaces_node_0_is_asked_again(monkeypatch):
+    answers = ["203.0.113.7", "127.0.0.1"]
+    monkeypatch.setattr(network, "resolve", lambda *_, **__: answers.pop(0))
+    route, _ = find(replace(read("--master-addr", "me"), is_replaced=True, retries_network=True))
+    route.listener.close()
+    assert (route.address, answers) == ("127.0.0.1", [])
+
+
+def test_warnings_about_the_machine_are_logged_and_are_the_result_of_their_step(monkeypatch):
+    monkeypatch.setattr(preflight.machine, "count_gpus", lambda: 2)
+    monkeypatch.setattr(preflight.machine, "health_warnings", lambda num_gpus, **_: ["few"] * num_gpus)
+    for device, result in (("cpu", "ok"), ("cuda", "warning")):
+        monkeypatch.setenv("DDP_DEVICE", device)
+        report = preflight.PreflightReport((lines := []).append, quiet=True)
+        preflight.check_limits(read(), report)
+        assert (report.steps[0].name, report.steps[0].result, len(lines)) == ("limits", result, 2 * (device == "cuda"))
 
 
 def test_node_0_holds_its_port_and_names_the_interface():

@@ -146,6 +146,32 @@ def test_the_heartbeats_of_all_nodes_are_read_in_one_call(num_nodes: int) -> Non
     assert (tracker.silent_s[1] > 0, tracker.silent_s[2]) == (True, 0.0)
 
 
+def test_a_silent_node_loses_its_claim_and_the_ranks_of_an_earlier_attempt_do_not_count() -> None:
+    store = HashStore()
+
+    def beat(node: int, attempt: int, step: int) -> None:
+        sign = {"rank": node, "node": node, "step": step, "silent_s": 0.0, "stopped": False, "busy": False}
+        store.set(f"beat/{node}", json.dumps({"at": step, "attempt": attempt, "signs": [sign]}))
+
+    for node in range(3):
+        store.set(f"claim/{node}", "")
+        beat(node, 1 + (node != 2), 7)
+    tracker = LivenessTracker(cast(Any, store), 3)
+    tracker.begin_attempt(2, (0, 1, 2))
+    tracker.update(1000.0)
+    tracker.update(1000.1)
+    assert ([status.rank for status in tracker.statuses], tracker.step) == ([0, 1], 7)
+    beat(1, 2, 5)
+    tracker.update(2000.0)  # node 0 itself was paused
+    assert (0 < tracker.silent_s[2] < 1, tracker.silent_s[1], tracker.step) == (True, 0.0, 7)
+    for number in range(1, 20):
+        beat(0, 2, 6)
+        beat(1, 2, 5 + number % 2)
+        tracker.update(2000.0 + number / 4)
+    assert [store.check([f"claim/{node}"]) for node in range(3)] == [True, True, False]
+    assert tracker.step == 7, "the highest, although its rank has ended"
+
+
 def test_a_report_waits_while_another_call_of_the_store_takes_long():
     """A run whose report is dropped would never end."""
     goes_on, begun = threading.Event(), threading.Event()
