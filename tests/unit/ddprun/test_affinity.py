@@ -5,12 +5,10 @@ import resource
 from dataclasses import replace
 
 import pytest
-from tests.messages import refused
 
 from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, options
 from ddprun.system import machine as ddprun_machine
-from ddprun.system.errors import NodeError
 from ddpwire.machine import GIB, MIB, format_ranges
 
 # Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
@@ -97,11 +95,6 @@ def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
 def test_a_list_as_the_kernel_writes_it(ranges, cores):
     assert ddprun_machine.parse_cpu_list(ranges) == cores
     assert format_ranges(cores) == ranges
-
-
-def test_an_unknown_mode_is_refused():
-    with refused(NodeError, "--numa-binding is 'cpu'", code=78):
-        node_config.read_config(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
 
 
 def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddprun import batch
-from ddpwire.run_files import OUTCOME, Cause, Outcome, read_outcome
+from ddpwire.run_files import OUTCOME, Outcome, read_outcome
 
 USR1, USR2, INT = signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT
 
@@ -66,16 +66,7 @@ TIMED_OUT = 'echo "Socket timed out on send/recv operation" >&2; exit 1'
         (TIMED_OUT, 0, True),
     ],
 )
-def test_secrets_stay_for_a_job_that_may_be_requeued(
-    step: batch.BatchStep,
-    slurm: Callable[[str, str], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    restarts: int,
-    *,
-    kept: bool,
-) -> None:
+def test_secrets_stay_for_a_job_that_may_be_requeued(step, slurm, tmp_path, monkeypatch, text, restarts, kept):
     monkeypatch.setenv("ENVIRONMENT", "BATCH")
     slurm("srun", "case $* in *--check*) exit 0 ;; esac; exit 137")
     slurm(
@@ -123,23 +114,14 @@ def test_a_sigterm_is_passed_on_unless_slurm_says_that_the_job_ends(
     ],
 )
 def test_the_outcomes_of_the_nodes_decide_on_a_requeue(
-    step: batch.BatchStep,
-    slurm: Callable[[str, str], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    end: int,
-    code: int,
-    outcomes: list[tuple[int, Cause, bool]],
-    signals: list[int],
-    *,
-    requeued: bool,
-) -> None:
+    step, slurm, tmp_path, monkeypatch, end, code, outcomes, signals, requeued
+):
     monkeypatch.setenv("ENVIRONMENT", "BATCH")
     for node, (number, cause, retry) in enumerate(outcomes):
         (folder := tmp_path / f"node-{node}").mkdir()
         Outcome(code=number, cause=cause, message="", retry=retry).write(folder)
 
-    def wait(_: object, *, is_main: bool = False) -> int:
+    def wait(_, is_main=False):
         for number in signals if is_main else ():
             step._receive(number)
             step._wanted = 0
@@ -155,25 +137,11 @@ def test_the_outcomes_of_the_nodes_decide_on_a_requeue(
 
 
 @pytest.mark.parametrize(("end", "code"), [(66, 66), (1, 69)])
-def test_a_node_that_cannot_run_ddprun_is_the_outcome(
-    step: batch.BatchStep, slurm: Callable[[str, str], None], tmp_path: Path, end: int, code: int
-) -> None:
+def test_a_node_that_cannot_run_ddprun_is_the_outcome(step, slurm, tmp_path, end, code):
     slurm("srun", f"exit {end}")
     assert step.run() == code
     outcome = read_outcome((tmp_path / "node-0" / OUTCOME).read_text())
     assert (outcome.code, outcome.cause) == (code, "unavailable")
-
-
-def test_a_ctrl_c_is_for_ddprun_itself_and_for_the_step_if_that_fails(
-    step: batch.BatchStep, slurm: Callable[[str, str], None], tmp_path: Path
-) -> None:
-    slurm("scancel", "")
-    step._receive(INT)
-    for code in (0, 1):
-        slurm("srun", f"exit {code}")
-        step._send("0")
-        assert (tmp_path / "scancel.calls").exists() == bool(code)
-    assert (tmp_path / "srun.calls").read_text().count("--nodes=2 --overlap sh -c") == 2
 
 
 def test_a_stop_ends_a_check_of_the_nodes_that_waits(

@@ -1,5 +1,6 @@
 """What a node tells of its ranks, its machine and its restarts, and what is kept over the starts of ranks."""
 
+import json
 import os
 import subprocess
 import sys
@@ -113,14 +114,16 @@ LEFT = (OUTCOME, SNAPSHOT, "events.jsonl", "events.1.jsonl", "history.csv")
 
 def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Path) -> None:
     assert read_previous_run(tmp_path, "night-17") is None
-    (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')
+    events = (("checkpoint_saved", 5), ("checkpoint_loaded", 3), ("failed", 41))
+    lines = (json.dumps({"time": 1, "event": event, "node": 0, "step": step}) for event, step in events)
+    (tmp_path / "events.jsonl").write_text("\n".join((*lines, "")))
     counters = {"0": [["steps", "", "counter", [["steps_total", {}, 3.0]]]]}
     (tmp_path / SUMMARY).write_bytes(encode_summary("night-17", "training", 40, counters))
     before = read_previous_run(tmp_path, "night-17")
     assert before is not None
     assert before.step == 41
     assert before.heard_at >= (tmp_path / "events.jsonl").stat().st_mtime
-    assert before.counters == counters
+    assert (before.counters, last_checkpoint(tmp_path)) == (counters, 3)
     for name in LEFT:
         (tmp_path / name).touch()
     assert read_previous_run(tmp_path, "night-17") is not None
@@ -141,14 +144,6 @@ def test_a_start_has_met_a_later_one_has_waited_and_after_a_failure_the_time_sin
     assert downtime.started(51.0) == "hang=30.000,rendezvous=1.000,at=51.000"
     downtime.ended(53.0, hung=False, beats=[])  # before its first step: since it was started
     assert downtime.started(53.5) == "restart=2.000,rendezvous=0.500,at=53.500"
-
-
-def test_a_checkpoint_that_was_saved_or_loaded_is_the_last_one(tmp_path: Path) -> None:
-    assert last_checkpoint(tmp_path) is None
-    for time_s, (event, step) in enumerate((("saved", 5), ("loaded", 3), ("failed", 4)), 1):
-        with (tmp_path / "events.jsonl").open("a") as file:
-            file.write(f'{{"time": {time_s}, "event": "checkpoint_{event}", "node": 0, "step": {step}}}\n')
-    assert last_checkpoint(tmp_path) == 3
 
 
 def test_lost_steps_are_counted_after_a_requeue_and_after_each_restart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from ddprun.files import node_dir
-from ddprun.files.node_dir import Requeues, count_requeues, newest_checkpoint
+from ddprun.files.node_dir import Requeues, newest_checkpoint
 from ddprun.health.heartbeat_monitor import RankStatus, find_hung_rank
 from ddprun.main import exit_message
 from ddprun.ranks.termination import OomMonitor
-from ddprun.settings import node_config, options
 from ddprun.system.file_writer import FileWriter
 from ddprun.system.restart_policy import (
     Decision,
@@ -322,22 +321,6 @@ def test_three_starts_without_a_new_checkpoint_end_a_requeued_job(tmp_path):
     again = requeues_of(tmp_path)
     os.utime(tmp_path / "checkpoints/step-7.pt", (1, 1))  # written again
     assert limited(again, SAVED) == SAVED
-
-
-def test_a_start_in_slurm_is_counted_once_and_tells_the_batch_step_its_step(tmp_path):
-    def started(node=0, **changes):
-        facts = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3", "DDP_RUN_DIR": str(tmp_path)} | changes
-        place = ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", "--master-port=1", "train.py"]
-        config = node_config.read_config(options.parse(place), facts, lambda _: 1)
-        return count_requeues(config, FileWriter()) is not None
-
-    (tmp_path / "checkpoints").mkdir()
-    starts = [started(), started(SLURM_RESTART_COUNT="1"), started(1), started(SLURM_JOB_ID="")]
-    assert starts == [True, True, False, False]
-    assert (tmp_path / "step").read_text() == "3"
-    assert (tmp_path / "attempts").read_text() == "\n\n"
-    assert started()  # the first start of another job
-    assert (tmp_path / "attempts").read_text() == "\n"
 
 
 def test_what_no_requeue_would_help_stays_as_it_is(tmp_path):

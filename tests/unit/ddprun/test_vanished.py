@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from tests.fixtures.nodes import until
-from torch.distributed import DistNetworkError, HashStore, TCPStore
+from torch.distributed import DistError, DistNetworkError, HashStore, TCPStore
 
 from ddprun.nodes.consensus import Consensus, LivenessTracker
 from ddprun.nodes.rendezvous import FixedRankRendezvous
@@ -221,3 +221,35 @@ def test_a_store_client_that_is_no_longer_used_leaves_no_thread_and_no_socket() 
 
 def num_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class SilentStore(HashStore):
+    """A store whose machine has lost power: no call returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = threading.Event()
+
+    def check(self, *_):
+        self.ends.wait(30)
+        return False
+
+    set = add = compare_set = delete_key = check
+
+
+@pytest.mark.parametrize("call", ["check", "get", "set", "add", "compare_set", "delete_key"])
+def test_every_call_to_a_silent_store_ends_after_the_answer_timeout(call, monkeypatch):
+    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 0.05)
+    silent = SilentStore()
+    store = stores.TimeoutStore(silent, timedelta(seconds=30), is_quick=True)
+    arguments = {"check": (["k"],), "set": ("k", "v"), "add": ("k", 1), "compare_set": ("k", "", "v")}
+    with pytest.raises(DistError):
+        getattr(store, call)(*arguments.get(call, ("k",)))
+    silent.ends.set()
+
+
+def test_get_waits_for_a_key_that_another_node_sets():
+    wrapped = HashStore()
+    store = stores.TimeoutStore(wrapped, timedelta(seconds=30), is_quick=True)
+    threading.Timer(0.1, lambda: wrapped.set("k", "v")).start()
+    assert store.get("k") == b"v"
