@@ -106,7 +106,7 @@ def test_a_sigterm_is_passed_on_unless_slurm_says_that_the_job_ends(
     ("end", "code", "outcomes", "signals", "requeued"),
     [
         pytest.param(137, 137, [(137, "killed", True)], [], True, id="killed"),
-        pytest.param(1, 1, [(1, "error", False)], [], False, id="error"),
+        pytest.param(137, 137, [(137, "setup", False)], [], False, id="node-setup-failed"),
         pytest.param(137, 0, [(0, "ok", False), (137, "killed", True)], [], False, id="a-machine-lost-at-the-end"),
         pytest.param(143, 143, [(75, "gave_up", False), (143, "stopped", True)], [USR1], False, id="gave-up"),
         pytest.param(143, 143, [(143, "stopped", True)], [USR1, USR2], False, id="stopped-by-somebody"),

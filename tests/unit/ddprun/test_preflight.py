@@ -101,7 +101,6 @@ PROGRAMS = str(Path(sys.executable).parent)
         ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}, {"TORCH_FR_BUFFER_SIZE": None, "TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}),
         ({"PATH": "/usr/bin"}, {"PATH": f"{PROGRAMS}:/usr/bin"}),
         ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, {"NCCL_P2P_DISABLE": "1"}),
-        ({"DDP_RUN_DIR": "/r"}, {"DDP_CHECKPOINT_DIR": "/r/checkpoints"}),
         ({"DDP_RUN_DIR": "/r", "DDP_CHECKPOINT_DIR": "/c"}, {"DDP_CHECKPOINT_DIR": "/c"}),
         ({"PET_RUN_PATH": "1"}, {"PET_RUN_PATH": None, "TORCHELASTIC_RESTART_COUNT": "0"}),
         ({"DDP_PUSHGATEWAY": "a:1", "DDP_METRICS_PORT": "9"}, {"DDP_PUSHGATEWAY": None, "DDP_METRICS_PORT": None}),

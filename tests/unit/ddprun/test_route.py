@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import psutil
 import pytest
@@ -110,14 +109,6 @@ def test_an_address_of_another_machine_is_refused(monkeypatch):
         find(two(0, "203.0.113.7"))
     with refused(NodeError, "10.0.0.4", "10.0.0.3 (eth0)", code=78):
         find(two(1, "203.0.113.7", "--local-addr", "10.0.0.4"))
-
-
-def test_the_old_address_of_a_pod_that_replaces_node_0_is_asked_again(monkeypatch):
-    answers = ["203.0.113.7", "127.0.0.1"]
-    monkeypatch.setattr(network, "resolve", lambda *_, **__: answers.pop(0))
-    route, _ = find(replace(read("--master-addr", "me"), is_replaced=True, retries_network=True))
-    route.listener.close()
-    assert (route.address, answers) == ("127.0.0.1", [])
 
 
 def test_warnings_about_the_machine_are_logged_and_are_the_result_of_their_step(monkeypatch):
