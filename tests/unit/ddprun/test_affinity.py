@@ -104,7 +104,7 @@ def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):
     shared = rank_environment.allocate_resources(config, {})
     assert (shared.threads, shared.bound) == (4, ())
     alone = rank_environment.allocate_resources(replace(config, nodes_here=1), {})
-    assert (alone.threads, alone.cores(0)) == (2, {0, 1})  # no more than it may use
+    assert (alone.threads, alone.cores(0)) == (2, frozenset((0, 1)))  # no more than it may use
 
 
 @pytest.mark.parametrize(
