@@ -123,7 +123,7 @@ def compare(other: Path, names: Sequence[str], pairs: int) -> dict[str, dict[str
             values[checkout].append(MEASURES[name](checkout))
         for key in values[HERE][0]:
             columns = [[value[key] for value in side] for side in values.values()]
-            ratios = [here / there for here, there in zip(*columns, strict=True)]
+            ratios = [own / other for own, other in zip(*columns, strict=True)]
             low, high = interval(ratios)
             medians = [statistics.median(column) for column in columns]
             unit = "MiB" if key.endswith("memory") else "s"

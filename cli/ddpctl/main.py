@@ -102,8 +102,8 @@ class Verbs(TyperGroup):
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("ddpctl."):
                 raise
-            what = f"this ddpctl, such as that of a notebook's wheel, has no {error.name}"
-            print(f"ddpctl: {what}: run the command where the whole ddpctl is installed", file=sys.stderr)
+            message = f"this ddpctl, such as that of a notebook's wheel, has no {error.name}"
+            print(f"ddpctl: {message}: run the command where the whole ddpctl is installed", file=sys.stderr)
             raise typer.Exit(int(Exit.UNAVAILABLE)) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(interrupts.code_of(error)) from None

@@ -2,14 +2,13 @@
 
 import os
 import resource
+from dataclasses import replace
 
 import pytest
-from tests.messages import refused
 
 from ddprun.ranks import rank_environment
 from ddprun.settings import node_config, options
 from ddprun.system import machine as ddprun_machine
-from ddprun.system.errors import NodeError
 from ddpwire.machine import GIB, MIB, format_ranges
 
 # Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
@@ -98,15 +97,14 @@ def test_a_list_as_the_kernel_writes_it(ranges, cores):
     assert format_ranges(cores) == ranges
 
 
-def test_an_unknown_mode_is_refused():
-    with refused(NodeError, "--numa-binding is 'cpu'", code=78):
-        node_config.read_config(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
-
-
 def test_nodes_that_share_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(rank_environment, "usable_cores", lambda: 8)
     config = node_config.read_config(options.parse(["train.py"]), {"DDP_NODES_HERE": "2"}, lambda _: 1)
-    assert rank_environment.allocate_resources(config, {}).threads == 4
+    monkeypatch.setattr(rank_environment.machine, "plan_affinity", lambda *_: (frozenset((0, 1)),))
+    shared = rank_environment.allocate_resources(config, {})
+    assert (shared.threads, shared.bound) == (4, ())
+    alone = rank_environment.allocate_resources(replace(config, nodes_here=1), {})
+    assert (alone.threads, alone.cores(0)) == (2, frozenset((0, 1)))  # no more than it may use
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddprun import batch
+from ddpwire.run_files import OUTCOME, Outcome, read_outcome
 
 USR1, USR2, INT = signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT
 
@@ -65,16 +66,7 @@ TIMED_OUT = 'echo "Socket timed out on send/recv operation" >&2; exit 1'
         (TIMED_OUT, 0, True),
     ],
 )
-def test_secrets_stay_for_a_job_that_may_be_requeued(
-    step: batch.BatchStep,
-    slurm: Callable[[str, str], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    restarts: int,
-    *,
-    kept: bool,
-) -> None:
+def test_secrets_stay_for_a_job_that_may_be_requeued(step, slurm, tmp_path, monkeypatch, text, restarts, kept):
     monkeypatch.setenv("ENVIRONMENT", "BATCH")
     slurm("srun", "case $* in *--check*) exit 0 ;; esac; exit 137")
     slurm(
@@ -110,6 +102,48 @@ def test_a_sigterm_is_passed_on_unless_slurm_says_that_the_job_ends(
     assert (step._sent, step._wanted) == (sent, 1)
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "outcomes", "signals", "requeued"),
+    [
+        pytest.param(137, 137, [(137, "killed", True)], [], True, id="killed"),
+        pytest.param(137, 137, [(137, "setup", False)], [], False, id="node-setup-failed"),
+        pytest.param(137, 0, [(0, "ok", False), (137, "killed", True)], [], False, id="a-machine-lost-at-the-end"),
+        pytest.param(143, 143, [(75, "gave_up", False), (143, "stopped", True)], [USR1], False, id="gave-up"),
+        pytest.param(143, 143, [(143, "stopped", True)], [USR1, USR2], False, id="stopped-by-somebody"),
+        pytest.param(138, 138, [(138, "error", False)], [USR1], True, id="warned"),
+    ],
+)
+def test_the_outcomes_of_the_nodes_decide_on_a_requeue(
+    step, slurm, tmp_path, monkeypatch, end, code, outcomes, signals, requeued
+):
+    monkeypatch.setenv("ENVIRONMENT", "BATCH")
+    for node, (number, cause, retry) in enumerate(outcomes):
+        (folder := tmp_path / f"node-{node}").mkdir()
+        Outcome(code=number, cause=cause, message="", retry=retry).write(folder)
+
+    def wait(_, is_main=False):
+        for number in signals if is_main else ():
+            step._receive(number)
+            step._wanted = 0
+        return end if is_main else 0
+
+    monkeypatch.setattr(step, "_wait", wait)
+    slurm("scontrol", "")
+    for _ in range(2):
+        assert step.run() == code
+        assert (tmp_path / "scontrol.calls").exists() == requeued
+        (tmp_path / "scontrol.calls").unlink(missing_ok=True)
+        step._requeues, requeued = 1, False  # its limit
+
+
+@pytest.mark.parametrize(("end", "code"), [(66, 66), (1, 69)])
+def test_a_node_that_cannot_run_ddprun_is_the_outcome(step, slurm, tmp_path, end, code):
+    slurm("srun", f"exit {end}")
+    assert step.run() == code
+    outcome = read_outcome((tmp_path / "node-0" / OUTCOME).read_text())
+    assert (outcome.code, outcome.cause) == (code, "unavailable")
+
+
 def test_a_stop_ends_a_check_of_the_nodes_that_waits(
     step: batch.BatchStep, slurm: Callable[[str, str], None], tmp_path: Path
 ) -> None:
@@ -128,6 +162,8 @@ def test_node_that_does_not_see_the_file_of_node_0_lacks_it(
     assert ("node-1" in message, str(tmp_path) in message, "RUN_DIR" in message) == (True, True, True)
     (tmp_path / "token").touch()
     assert batch.check_node(tmp_path / "token") == 0
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert batch.check_node(tmp_path / "token") == 66  # no torch
 
 
 @pytest.mark.parametrize(("number", "sent"), [("", []), ("1", ["7.1"])])

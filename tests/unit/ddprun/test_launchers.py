@@ -80,26 +80,6 @@ def test_the_variables_of_a_launcher_become_the_place_of_a_node(argv, environ, d
     assert read(argv, environ) == read([], {}) | differs
 
 
-@pytest.mark.parametrize(
-    ("argv", "environ", "named"),
-    [
-        ([], {"RANK": "3"}, "RANK WORLD_SIZE"),
-        (["--nproc-per-node", "4"], {"RANK": "1", "WORLD_SIZE": "2"}, "RANK WORLD_SIZE --nproc-per-node"),
-        ([], {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}, "srun --nnodes"),
-        (
-            [],
-            {"PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1"},
-            "--node-rank PET_NODE_RANK",
-        ),
-    ],
-)
-def test_contradictory_variables_of_a_launcher_are_refused(argv, environ, named):
-    with pytest.raises(NodeError) as caught:
-        read(argv, environ)
-    assert (caught.value.outcome.code, caught.value.outcome.cause) == (78, "config")
-    assert [name for name in named.split() if name not in str(caught.value)] == []
-
-
 def test_every_slurm_task_but_the_first_of_a_node_ends_with_0():
     with pytest.raises(NodeError) as caught:
         read([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "1"})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.nodes import until
+from tests.unit.ddprun.test_launchers import SLURM as STEP
 from tests.unit.ddprun.test_launchers import place
 
 from ddprun.files import run_identity
@@ -131,6 +132,15 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
         ([], {"DDP_LIFELINE_FD": "x"}, "DDP_LIFELINE_FD 'x'"),
         (["--debug-rank", "1"], {}, "--debug-rank '1'"),
         (["--notify", "Slack://token/channel"], {}, "--notify is an address"),
+        (["--numa-binding", "cpu"], {}, "--numa-binding 'cpu'"),
+        ([], {"RANK": "3"}, "RANK WORLD_SIZE"),
+        (["--nproc-per-node", "4"], {"RANK": "1", "WORLD_SIZE": "2"}, "RANK WORLD_SIZE --nproc-per-node"),
+        ([], {name: value for name, value in STEP.items() if name != "SLURM_STEP_ID"}, "srun --nnodes"),
+        (
+            [],
+            {"PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1"},
+            "--node-rank PET_NODE_RANK",
+        ),
     ],
 )
 def test_a_contradictory_configuration_is_refused(argv, environ, named):

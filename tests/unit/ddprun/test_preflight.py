@@ -63,10 +63,10 @@ def test_the_inventory_has_the_script_without_its_arguments(arguments, script):
     assert "s3cret" not in str(node_facts.inventory(config, {}))
 
 
-def environment_of_a_rank(base, *flags):
+def environment_of_a_rank(base, *flags, rank=0, world_size=1):
     group = SimpleNamespace(group_rank=0, group_world_size=1, master_addr="10.0.0.1", master_port=1)
-    worker = SimpleNamespace(global_rank=0, local_rank=0, world_size=1, role_rank=0, role_world_size=1)
-    config = node_config.read_config(options.parse([*flags, "train.py"]), {}, lambda _: 1)
+    worker = SimpleNamespace(global_rank=rank, local_rank=rank, world_size=world_size, role_rank=0, role_world_size=1)
+    config = node_config.read_config(options.parse([*flags, "train.py"]), base, lambda _: 1)
     folder = SimpleNamespace(path=Path("m"), runtime=SimpleNamespace(path=Path("r")))
     node = SimpleNamespace(config=config, folder=folder)
     return rank_environment.rank_environment(
@@ -83,6 +83,12 @@ def test_a_rank_on_the_cpu_sees_no_gpu(flags):
     assert "CUDA_VISIBLE_DEVICES" not in environment_of_a_rank({"DDP_DEVICE": "auto"})
 
 
+def test_a_rank_of_several_uses_the_store_of_ddprun_and_sees_its_own_gpu_if_asked():
+    assert environment_of_a_rank({})["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    env = environment_of_a_rank({"CUDA_VISIBLE_DEVICES": "3, 5"}, "--virtual-local-rank", rank=1, world_size=2)
+    assert (env["TORCHELASTIC_USE_AGENT_STORE"], env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("True", "0", "5")
+
+
 PROGRAMS = str(Path(sys.executable).parent)
 
 
@@ -94,6 +100,10 @@ PROGRAMS = str(Path(sys.executable).parent)
         ({}, {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": None}),
         ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}, {"TORCH_FR_BUFFER_SIZE": None, "TORCH_NCCL_TRACE_BUFFER_SIZE": "50"}),
         ({"PATH": "/usr/bin"}, {"PATH": f"{PROGRAMS}:/usr/bin"}),
+        ({"KAGGLE_KERNEL_RUN_TYPE": "Batch"}, {"NCCL_P2P_DISABLE": "1"}),
+        ({"DDP_RUN_DIR": "/r", "DDP_CHECKPOINT_DIR": "/c"}, {"DDP_CHECKPOINT_DIR": "/c"}),
+        ({"PET_RUN_PATH": "1"}, {"PET_RUN_PATH": None, "TORCHELASTIC_RESTART_COUNT": "0"}),
+        ({"DDP_PUSHGATEWAY": "a:1", "DDP_METRICS_PORT": "9"}, {"DDP_PUSHGATEWAY": None, "DDP_METRICS_PORT": None}),
     ],
 )
 def test_the_ranks_are_told_the_interface_what_to_record_and_their_programs_unless_the_user_has(base, expected):

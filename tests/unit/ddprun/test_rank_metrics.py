@@ -1,5 +1,6 @@
 """What a node tells of its ranks, its machine and its restarts, and what is kept over the starts of ranks."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,19 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from ddprank.heartbeat import Beat, Heart
-from ddprun.files.node_dir import encode_summary, read_previous_run
+from ddprun.files.node_dir import encode_summary, last_checkpoint, read_previous_run
 from ddprun.health.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import host_metrics, metrics
 from ddprun.metrics.metrics import MetricHistory, RankSeries
-from ddprun.metrics.recovery import Downtime
+from ddprun.metrics.recovery import Downtime, Recovery
+from ddpwire import metrics as catalogue
 from ddpwire.history import read_history
-from ddpwire.run_files import HEARTBEAT, SUMMARY, RankProcess, rank_heartbeat
+from ddpwire.run_files import HEARTBEAT, OUTCOME, SNAPSHOT, SUMMARY, RankProcess, rank_heartbeat
 
 COUNT = """
 from prometheus_client import Counter, Gauge, Histogram
@@ -115,18 +118,27 @@ def test_of_a_gauge_that_forked_workers_have_as_well_the_ranks_own_value_counts(
         rank.communicate()
 
 
+LEFT = (OUTCOME, SNAPSHOT, "events.jsonl", "events.1.jsonl", "history.csv")
+
+
 def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Path) -> None:
     assert read_previous_run(tmp_path, "night-17") is None
-    (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')
+    events = (("checkpoint_saved", 5), ("checkpoint_loaded", 3), ("failed", 41))
+    lines = (json.dumps({"time": 1, "event": event, "node": 0, "step": step}) for event, step in events)
+    (tmp_path / "events.jsonl").write_text("\n".join((*lines, "")))
     counters = {"0": [["steps", "", "counter", [["steps_total", {}, 3.0]]]]}
     (tmp_path / SUMMARY).write_bytes(encode_summary("night-17", "training", 40, counters))
     before = read_previous_run(tmp_path, "night-17")
     assert before is not None
     assert before.step == 41
     assert before.heard_at >= (tmp_path / "events.jsonl").stat().st_mtime
-    assert before.counters == counters
+    assert (before.counters, last_checkpoint(tmp_path)) == (counters, 3)
+    for name in LEFT:
+        (tmp_path / name).touch()
+    assert read_previous_run(tmp_path, "night-17") is not None
+    assert {path.name for path in tmp_path.iterdir()} == {*LEFT, SUMMARY} - {OUTCOME, SNAPSHOT}
     assert read_previous_run(tmp_path, "other") is None
-    assert not (tmp_path / "events.jsonl").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {SUMMARY}
     (tmp_path / SUMMARY).write_bytes(encode_summary("none", "training", 40, counters))
     assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
 
@@ -141,6 +153,27 @@ def test_a_start_has_met_a_later_one_has_waited_and_after_a_failure_the_time_sin
     assert downtime.started(51.0) == "hang=30.000,rendezvous=1.000,at=51.000"
     downtime.ended(53.0, hung=False, beats=[])  # before its first step: since it was started
     assert downtime.started(53.5) == "restart=2.000,rendezvous=0.500,at=53.500"
+
+
+def test_lost_steps_are_counted_after_a_requeue_and_after_each_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    series, now = mock.Mock(), 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    recovery = Recovery(series, mock.Mock(), 40)
+    recovery.steps([None, 38])
+    recovery.steps([41, 45])
+    recovery.failed(47)
+    recovery.started()
+    now += 10
+    recovery.steps([43])
+    recovery.failed(43)
+    recovery.started()
+    now += 61  # a script without heartbeats
+    recovery.steps([None])
+    assert not recovery.waits_for_step
+    lost = [call.args[1] for call in series.count.mock_calls if call.args[0] == catalogue.STEPS_LOST]
+    phases = [call.kwargs["phase"] for call in series.set.mock_calls]
+    assert (lost, recovery.best) == ([3, 5], 47)
+    assert phases == ["start", "total", "first_step", "start", "total"]
 
 
 @pytest.fixture

@@ -89,13 +89,16 @@ LAUNCHER_ENDED = "the ddpctl process that started the run has ended"
         (failure(-11), 139, "killed", False, "SIGSEGV"),
         (failure(-9, rank=1, oom="the limit of its cgroup is 2 GiB"), 137, "oom", True, "2 GiB"),
         (failure(-9, rank=1, hung="no heartbeat"), 144, "hang", True, "no heartbeat"),
+        (failure(1, refused="its ranks start ranks"), 1, "error", False, "its ranks start ranks"),
         (failure(-9, rank=None), 137, "node_lost", True, "node 0"),
         (failure(-9, node=2, rank=None), 137, "node_lost", True, "node 2"),
     ],
 )
 def test_a_failure_becomes_an_outcome(failed, code, cause, retry, named):
-    outcome = outcome_of(failed, attempt=2)
-    expected = Outcome(code=code, cause=cause, message="", node=failed.node, rank=failed.rank, retry=retry, attempt=2)
+    outcome = outcome_of(replace(failed, step=7), attempt=2)
+    expected = Outcome(
+        code=code, cause=cause, message="", node=failed.node, rank=failed.rank, step=7, retry=retry, attempt=2
+    )
     assert replace(outcome, message="") == expected
     assert named in outcome.message
 
@@ -122,19 +125,23 @@ def test_a_rank_that_stopped_with_another_is_not_named():
 
 
 @pytest.mark.parametrize(
-    ("code", "cause", "again"),
+    ("code", "cause", "again", "after_leaving"),
     [
-        (1, "error", False),
-        (78, "error", False),
-        (143, "stopped", False),
-        (139, "killed", False),
-        (134, "killed", True),
-        (137, "oom", True),
-        (144, "hang", True),
+        (1, "error", False, False),
+        (78, "error", False, False),
+        (143, "stopped", False, True),  # a new node takes the place of the one that was stopped
+        (139, "killed", False, False),
+        (134, "killed", True, True),
+        (137, "oom", True, True),
+        (144, "hang", True, True),
     ],
 )
-def test_a_cause_decides_whether_a_run_may_restart(code, cause, again):
-    assert may_restart(Outcome(code=code, cause=cause, message="")) is again
+def test_a_cause_decides_whether_a_run_may_restart(code, cause, again, after_leaving):
+    outcome = Outcome(code=code, cause=cause, message="")
+    assert may_restart(outcome) is again
+    for errors in (False, True):
+        decided = decide(attempts(1, outcome=outcome), max_restarts=1, restarts_errors=errors, leaves=True)
+        assert decided.restart is (after_leaving or (errors and code in (1, 139)))
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,16 @@ def test_an_address_of_another_machine_is_refused(monkeypatch):
         find(two(1, "203.0.113.7", "--local-addr", "10.0.0.4"))
 
 
+def test_warnings_about_the_machine_are_logged_and_are_the_result_of_their_step(monkeypatch):
+    monkeypatch.setattr(preflight.machine, "count_gpus", lambda: 2)
+    monkeypatch.setattr(preflight.machine, "health_warnings", lambda num_gpus, **_: ["few"] * num_gpus)
+    for device, result in (("cpu", "ok"), ("cuda", "warning")):
+        monkeypatch.setenv("DDP_DEVICE", device)
+        report = preflight.PreflightReport((lines := []).append, quiet=True)
+        preflight.check_limits(read(), report)
+        assert (report.steps[0].name, report.steps[0].result, len(lines)) == ("limits", result, 2 * (device == "cuda"))
+
+
 def test_node_0_holds_its_port_and_names_the_interface():
     route, lines = find(read("--master-addr", "127.0.0.1", "--master-port", "0"))
     with route.listener:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from tests.fixtures.nodes import until
-from torch.distributed import DistNetworkError, HashStore, TCPStore
+from torch.distributed import DistError, DistNetworkError, HashStore, TCPStore
 
 from ddprun.nodes.consensus import Consensus, LivenessTracker
 from ddprun.nodes.rendezvous import FixedRankRendezvous
@@ -146,6 +146,32 @@ def test_the_heartbeats_of_all_nodes_are_read_in_one_call(num_nodes: int) -> Non
     assert (tracker.silent_s[1] > 0, tracker.silent_s[2]) == (True, 0.0)
 
 
+def test_a_silent_node_loses_its_claim_and_the_ranks_of_an_earlier_attempt_do_not_count() -> None:
+    store = HashStore()
+
+    def beat(node: int, attempt: int, step: int) -> None:
+        sign = {"rank": node, "node": node, "step": step, "silent_s": 0.0, "stopped": False, "busy": False}
+        store.set(f"beat/{node}", json.dumps({"at": step, "attempt": attempt, "signs": [sign]}))
+
+    for node in range(3):
+        store.set(f"claim/{node}", "")
+        beat(node, 1 + (node != 2), 7)
+    tracker = LivenessTracker(cast(Any, store), 3)
+    tracker.begin_attempt(2, (0, 1, 2))
+    tracker.update(1000.0)
+    tracker.update(1000.1)
+    assert ([status.rank for status in tracker.statuses], tracker.step) == ([0, 1], 7)
+    beat(1, 2, 5)
+    tracker.update(2000.0)  # node 0 itself was paused
+    assert (0 < tracker.silent_s[2] < 1, tracker.silent_s[1], tracker.step) == (True, 0.0, 7)
+    for number in range(1, 20):
+        beat(0, 2, 6)
+        beat(1, 2, 5 + number % 2)
+        tracker.update(2000.0 + number / 4)
+    assert [store.check([f"claim/{node}"]) for node in range(3)] == [True, True, False]
+    assert tracker.step == 7, "the highest, although its rank has ended"
+
+
 def test_a_report_waits_while_another_call_of_the_store_takes_long():
     """A run whose report is dropped would never end."""
     goes_on, begun = threading.Event(), threading.Event()
@@ -195,3 +221,35 @@ def test_a_store_client_that_is_no_longer_used_leaves_no_thread_and_no_socket() 
 
 def num_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class SilentStore(HashStore):
+    """A store whose machine has lost power: no call returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = threading.Event()
+
+    def check(self, *_):
+        self.ends.wait(30)
+        return False
+
+    set = add = compare_set = delete_key = check
+
+
+@pytest.mark.parametrize("call", ["check", "get", "set", "add", "compare_set", "delete_key"])
+def test_every_call_to_a_silent_store_ends_after_the_answer_timeout(call, monkeypatch):
+    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 0.05)
+    silent = SilentStore()
+    store = stores.TimeoutStore(silent, timedelta(seconds=30), is_quick=True)
+    arguments = {"check": (["k"],), "set": ("k", "v"), "add": ("k", 1), "compare_set": ("k", "", "v")}
+    with pytest.raises(DistError):
+        getattr(store, call)(*arguments.get(call, ("k",)))
+    silent.ends.set()
+
+
+def test_get_waits_for_a_key_that_another_node_sets():
+    wrapped = HashStore()
+    store = stores.TimeoutStore(wrapped, timedelta(seconds=30), is_quick=True)
+    threading.Timer(0.1, lambda: wrapped.set("k", "v")).start()
+    assert store.get("k") == b"v"

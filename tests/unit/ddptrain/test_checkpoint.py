@@ -210,14 +210,14 @@ def test_a_forked_child_does_not_keep_the_folder_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.0)
-    directory, (here, there) = CheckpointDirectory(tmp_path), socket.socketpair()
-    with here, there:
+    directory, (parent, inherited) = CheckpointDirectory(tmp_path), socket.socketpair()
+    with parent, inherited:
         if not (child := os.fork()):
-            here.close()
-            there.send(b"1")  # os.fork has closed the child's copy of the lock
-            there.recv(1)  # until the parent closes its end
+            parent.close()
+            inherited.send(b"1")  # os.fork has closed the child's copy of the lock
+            inherited.recv(1)  # until the parent closes its end
             os._exit(0)
-        here.recv(1)
+        parent.recv(1)
         directory.unlock()
         assert CheckpointDirectory(tmp_path).checkpoints() == []
     os.waitpid(child, 0)

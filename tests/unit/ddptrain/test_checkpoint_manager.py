@@ -176,8 +176,8 @@ def test_a_folder_that_cannot_be_made(tiny: Run, folder: str) -> None:
 def test_a_step_that_is_not_finite_ends_a_training_and_is_no_checkpoint(tiny: Run) -> None:
     code, _, err = tiny("--lr=1e30", "--schedule=constant", "--checkpoint-every=1")
     assert (code, len(err)) == (65, 1)
-    found = [(event.step, event.facts) for event in events() if event.event == "not_finite"]
-    assert found == [(2, {"what": "loss"})]
+    facts = [(event.step, event.facts) for event in events() if event.event == "not_finite"]
+    assert facts == [(2, {"what": "loss"})]
     assert_names(err[0], "2", "8", "rank 0", "--lr")
     assert (saved(), read_beat(Path("heartbeat")).is_complete) == (["step-00000001.pt"], False)
 
