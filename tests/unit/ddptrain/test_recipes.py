@@ -10,14 +10,17 @@ import torch
 import yaml
 from tests.messages import assert_names, refused
 from tests.unit.ddptrain.formats import write_cifar, write_mnist, write_pictures
+from torch import nn
 from torchvision.models import vision_transformer
 
 from ddprank.signals import Signals
 from ddptrain import recipes
+from ddptrain.cifarnet import Conv
 from ddptrain.config import parse_options
 from ddptrain.data.base import ImageShape
 from ddptrain.main import run
 from ddptrain.models import build_model
+from ddptrain.optimizer import build_optimizer
 from ddptrain.recipes import RECIPES, recipe_names
 
 SMALL = {"folder": ("--image-size=32",), "synthetic": ("--synthetic-samples=64",)}
@@ -71,6 +74,27 @@ def test_a_recipe_says_what_it_is_and_where_its_number_comes_from(name: str) -> 
     assert "expect" not in recipe or (recipe["expect"]["accuracy"] > 0 and recipe["expect"]["source"])
     options = parse_options([f"--recipe={name}"], {})
     assert name.startswith(f"{options.data.name}-")
+
+
+@pytest.mark.parametrize(
+    ("name", "lr", "bias_lr", "decay_per_step"),
+    [
+        ("cifar10-94", 0.67 * 2000 * (9 / 256) ** 2, 0.053 * 2000, 2e-6 * 2000),
+        ("cifar10-96", 9 / (1 + 1 / 0.15), 64 * 9 / (1 + 1 / 0.15), 0.012 / (1 + 1 / 0.15)),
+    ],
+)
+def test_a_speed_run_learns_at_the_published_rates(name: str, lr: float, bias_lr: float, decay_per_step: float) -> None:
+    model = nn.Sequential(Conv(1, 9), nn.Linear(9, 2))
+    options = parse_options([f"--recipe={name}"], {}).optimizer
+    rates = {
+        weight: (options.lr * group.get("lr_scale", 1.0), group["weight_decay"])
+        for group in build_optimizer(model, options).param_groups
+        for weight in group["params"]
+    }
+    for weight, expected in ((model[1].weight, lr), (model[1].bias, bias_lr)):
+        rate, decay = rates[weight]
+        assert rate == pytest.approx(expected, rel=1e-14)
+        assert rate * decay == pytest.approx(decay_per_step, rel=1e-14)
 
 
 def test_every_data_set_has_one() -> None:
