@@ -17,7 +17,6 @@ from ddpctl.watch.timeline import (
     phase_totals,
     timeline_events,
 )
-from ddpwire.events import Event
 
 
 def test_the_queue_ends_with_the_first_pod_whatever_became_of_the_others() -> None:
@@ -90,10 +89,6 @@ def test_a_run_that_its_queue_starts_again_has_the_phases_of_each_start() -> Non
     ]
     assert count_restarts([*START, *SAVED, *AGAIN], {}) == 1
     assert count_restarts(START, {}) == 0
-    commands = [*START, event(140, "restart"), event(150, "node_ended")]  # it did not come to it
-    assert count_restarts(commands, {}) == 0
-    again = Event(event="ranks_started", time=145, node=0, attempt=2, facts={})
-    assert count_restarts([*commands[:-1], again, commands[-1]], {}) == 1
 
 
 def test_a_start_that_was_killed_ends_with_its_last_sign_of_life_and_steps_taken_again_are_lost() -> None:

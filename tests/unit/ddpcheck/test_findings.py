@@ -8,9 +8,11 @@ from dataclasses import asdict, replace
 from itertools import combinations
 
 import pytest
+import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from ddpcheck import doctor, finding, network_checks, node_checks
+from ddpcheck import doctor, finding, links, network_checks, node_checks
+from ddpcheck.collectives import Ranks
 from ddpcheck.links import Pair, Suspect, rounds, suspected_links, suspected_nodes
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
@@ -216,3 +218,10 @@ def test_a_suspect_is_named_if_it_is_slow_alone_too() -> None:
     assert is_slow((0.1, 1.0), (0.2, 0.9), (0.1, 0.1))  # once the link beside it was held up
     assert not is_slow((0.1, 1.0), (0.6, 1.0), (0.1, 1.0))  # it can be quicker
     assert not is_slow((0.1, 0.1), (0.1, 1.0), (0.1, 0.1))
+
+
+def test_a_send_that_ends_in_a_buffer_makes_no_link_fast(monkeypatch):
+    monkeypatch.setattr(links.dist, "send", lambda *_, **__: None)
+    monkeypatch.setattr(links.dist, "recv", lambda *_, **__: time.sleep(0.02))
+    ranks = Ranks(rank=0, device=torch.device("cpu"), nodes=(0, 1), hosts=("box0", "box1"), group=None)
+    assert links._exchange(ranks, 1, first=True) < 2 * links.BYTES["cpu"] / 0.02 / 1e9

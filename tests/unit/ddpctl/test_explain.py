@@ -224,6 +224,8 @@ def test_a_straggler_is_named_with_its_lag():
     explanation = explained(rank(0, steps(0)), rank(1, steps(0.001)), rank(2, steps(0.1), IN_SCRIPT), rank(3, steps(0)))
     assert facts(explanation) == ("straggler", 2, True)
     check_names(explanation, "rank 2 (node 1)", "29 of 29", "99 ms", "dataset.py:88 (read)")
+    others = [rank(number, steps(0)) for number in (0, 1, 3)]
+    assert facts(explained(*others, rank(2, [*steps(0)[:14], *steps(0.1)[14:]], IN_SCRIPT))) == ("straggler", 2, True)
     asleep = [rank(number, steps(0), wchan="hrtimer_nanosleep") for number in (0, 1, 3)]
     assert explained(*asleep[:2], rank(2, steps(0.1), IN_SCRIPT), asleep[2]).cause != "straggler", "none waits for it"
 

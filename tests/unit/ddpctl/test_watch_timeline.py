@@ -19,6 +19,7 @@ from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (
     Span,
     Timeline,
+    count_restarts,
     describe_event,
     phase_spans,
     timeline_events,
@@ -92,6 +93,13 @@ def test_a_failure_costs_the_time_until_the_ranks_are_where_they_had_been() -> N
     ]
     phases = drawn(events, history=History(nodes={0: rows}))
     assert phases[5:] == [("training", 122, 130), ("lost", 130, 158), ("training", 158, 200)]
+
+
+def test_a_restart_counts_once_the_ranks_have_started_again() -> None:
+    commands = [*START, event(140, "restart"), event(150, "node_ended")]  # it did not come to it
+    assert count_restarts(commands, {}) == 0
+    again = Event(event="ranks_started", time=145, node=0, attempt=2, facts={})
+    assert count_restarts([*commands[:-1], again, commands[-1]], {}) == 1
 
 
 def test_a_stop_that_was_asked_for_is_no_loss() -> None:

@@ -41,3 +41,19 @@ def test_node_0_that_answers_late_is_not_lost_and_one_that_never_answers_ends_th
     assert connect(monkeypatch, num_failures=CONNECT_TRIES - 1) == ("the store", [7] * CONNECT_TRIES)
     assert connect(monkeypatch, num_failures=99) == (137, [7] * CONNECT_TRIES)
     assert connect(monkeypatch, num_failures=99, is_lost=True) == (137, [7])
+
+
+def test_node_0_that_is_lost_while_a_node_claims_its_number_ends_the_node_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lose(*_: object) -> None:
+        raise stores.StoreError("reset by peer")
+
+    monkeypatch.setattr(FixedRankRendezvous, "_join", lambda *_: None)
+    monkeypatch.setattr(FixedRankRendezvous, "_claim_node", lose)
+    facts = {"master_addr": "127.0.0.1", "master_port": 1, "node_rank": 1, "max_nodes": 2, "join_timeout_s": 9.0}
+    config = SimpleNamespace(run_id="night", secret=b"", is_spare=False, **facts)
+    node = SimpleNamespace(config=config, route=None, journal=SimpleNamespace(log=print))
+    with pytest.raises(NodeError) as error:
+        FixedRankRendezvous(cast(Any, node), cast(Any, None), lambda: None)
+    assert (error.value.code, error.value.outcome.cause, error.value.outcome.node) == (137, "node_lost", 0)

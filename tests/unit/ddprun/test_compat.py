@@ -6,6 +6,8 @@ import threading
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tests.messages import refused
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.torch_version import TorchVersion
 
+from ddprun.nodes.rendezvous import FixedRankRendezvous
 from ddprun.ranks import fork_server
 from ddprun.system import compat
 from ddprun.system.errors import NodeError
@@ -73,3 +76,16 @@ def test_only_a_torch_that_is_too_old_is_refused(
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     with refused(NodeError, code=code) if code else nullcontext():
         compat.check_torch()
+
+
+def test_whether_ranks_have_met_is_unknown_where_the_store_does_not_list_its_keys() -> None:
+    class Unable:
+        def list_keys(self) -> list[str]:
+            raise NotImplementedError
+
+    node = object.__new__(FixedRankRendezvous)
+    answers = []
+    for store in (Unable(), object(), SimpleNamespace(list_keys=lambda: ["x"])):
+        node._attempt_store = cast(Any, store)
+        answers.append(node.ranks_have_met())
+    assert answers == [None, None, True]

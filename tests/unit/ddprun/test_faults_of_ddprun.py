@@ -120,3 +120,19 @@ def test_a_node_without_its_disk_tells_the_others_why_it_ends(monkeypatch):
     assert end.value.code == Exit.CANNOT_WRITE
     failure = Failure(node=0, rank=0, status=Exit.CANNOT_WRITE, refused=str(error))
     assert posted == [failure, GIVE_UP_S]  # it waits until they have heard
+
+
+def test_no_scrape_misses_a_rank_that_ends():
+    agent, ranks = mock.MagicMock(), {"ddp_ranks_alive": 1, "ddp_ranks_done": 0}
+    scrapes = []
+
+    def scrape(metric, value):
+        ranks[metric.name] = value
+        scrapes.append(sum(ranks.values()))
+
+    agent.consensus.decision, agent._num_succeeded, agent._first_rank, agent._node.workers.alive = None, 0, 0, ()
+    agent._failure.return_value = SimpleNamespace(oom="", stopped_by="", step=3)
+    agent._rendezvous_handler.attempt, agent._was_stopped.return_value = 1, False
+    agent._node.series.set = scrape
+    NodeAgent._on_exit(agent, "1.0", 0)
+    assert (ranks, min(scrapes)) == ({"ddp_ranks_alive": 0, "ddp_ranks_done": 1}, 1)

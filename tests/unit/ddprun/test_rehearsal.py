@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.messages import assert_names
 
+from ddprun.ranks import cpu_devices
 from ddprun.rehearsal import OF_A_RUN, middle_step, new_files, project_files, read_facts
 
 
@@ -118,3 +120,9 @@ def test_a_nested_ddprun_gets_no_variable_of_the_run_around_it() -> None:
     others = ("PATH", "HOME", "RANKING", "DATA_RANK", "HF_TOKEN", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
     others += ("LOCAL_TOKEN", "MASTER_KEY", "DDP_TOKEN", "GROUP_NAME", "ROLE_ARN")
     assert [*filter(OF_A_RUN.match, (*own, *others))] == [*own]
+
+
+def test_a_device_of_a_rehearsal_on_cpus_stays_the_gpu_that_the_script_names() -> None:
+    with cpu_devices._mode(torch):
+        device = torch.device("cuda", 1)
+        assert (str(device), str(torch.zeros(1, device=device).device)) == ("cuda:1", "cpu")
