@@ -1,7 +1,8 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
 """The training loop `train`, a training step, the evaluation, and the diagnosis of a step that was not finite.
 
-A training step does not wait for the device. Shapes: B batch, K classes.
+A training step does not wait for the device, except in fp16, where the scaler asks for overflows. Shapes: B batch, K
+classes.
 """
 
 import contextlib
@@ -176,7 +177,8 @@ def train_step(
 ) -> Tensor:
     """Take optimizer step ``step`` (counted from 1) with this rank's shard of a global batch. Return the weighted loss.
 
-    The device may not have computed the loss yet. Raises NonFinite on every rank, before the weights change.
+    The device may not have computed the loss yet. Raises NonFinite on every rank. On a GPU perhaps some steps late, but
+    the weights do not change after the step that was not finite (NonFiniteGuard).
     """
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
@@ -349,9 +351,9 @@ def _test_views(inputs: Tensor, options: TrainingOptions) -> list[tuple[float, T
 
 
 def _broadcast_buffers(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's batch norm statistics. DDP itself does this only before the next training step.
+    """Broadcast rank 0's buffers, such as batch norm statistics. DDP does this only before the next training step.
 
-    Without it, the ranks would evaluate different models. DDP broadcasts those of rank 0, too.
+    Without it, the ranks would evaluate different models. A single rank has no group, and nothing to agree on.
     """
     if world.data_group is not None:
         for buffer in model.buffers():

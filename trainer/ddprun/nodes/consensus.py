@@ -15,7 +15,7 @@ decision.
 Keys of attempt N: ``N/news`` is the number of reports. ``N/news/I`` is report I: a failure, a rank that exited with
 0, or what a node's ranks resume from.
 ``N/verdict`` is the decision. ``N/gone`` is the number of nodes whose ranks have ended since the decision.
-``beat/NODE`` is a node's heartbeat. It contains the status of the node's ranks and a time.
+``beat/NODE`` is a node's heartbeat. It contains the attempt, the status of the node's ranks and a time.
 
 Two more keys are used if lost nodes are replaced. A node that has been asked to stop sets ``N/leaving/NODE``.
 ``history`` has all failed attempts, and each node keeps a copy of it. If node 0 is lost, the other nodes write their
@@ -161,7 +161,7 @@ class LivenessTracker:
         self.step = max((*steps, *(() if self.step is None else (self.step,))), default=None)
 
     def _read_heartbeats(self) -> dict[int, bytes]:
-        """Return the heartbeats by node, which takes one call, and one for each node that has not sent any yet."""
+        """Return the heartbeats by node, which takes one call, and one for each new node that has none yet."""
         for _ in range(min(len(self._new), MAX_NEW)):
             node = self._new.popleft()
             # Back to the end, so that each node has its turn. multi_get would wait for a key that does not exist.

@@ -346,7 +346,8 @@ def _report_uncaught(error: BaseException) -> int:
 def describe_uncaught(error: BaseException) -> str:
     """Return an uncaught exception as Python prints it (``ValueError: bad label 17``), or "" for a plain exit.
 
-    If the script exits while it handles an exception, return that exception's description.
+    If the script exits while it handles an exception, return that exception's description. A text of
+    SystemExit comes first.
     """
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):

@@ -1,4 +1,4 @@
-"""Renders the batch script, which Slurm runs on the first node of a job.
+"""Renders the batch script, which Slurm runs on the first node of a job, or ddpctl in an allocation.
 
 The script sets the environment and starts ddprun on each node with one srun. It reads the numbers of nodes and GPUs
 from Slurm's variables, so that a user can override them with options of sbatch. Without a container, ddprun.batch runs
@@ -24,7 +24,7 @@ from ddpwire import job_env, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, STARTS, STEP, STORE_SECRET, TARGETS
 
-# Variables that srun would read as its options, and that the script does not set with an option.
+# Variables that srun would read as its options. The script gives srun what it needs itself.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" \\
   SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK,TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,HINT,LABELIO} \\
   SLURM_{OVERCOMMIT,EXACT,THREADS_PER_CORE,STDOUTMODE,STDERRMODE}"""

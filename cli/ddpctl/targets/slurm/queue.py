@@ -136,7 +136,7 @@ exit $code
 """
 
 # Has the arguments of PRINT. Prints new lines of the files until the job ends. While the job waits, prints the reason.
-# It ends if its parent (ddpctl, or its sshd) has ended, or if Slurm does not answer for 30 s. tail -F also waits for
+# It ends if its parent (ddpctl, or its sshd) has ended, or after 30 queries without an answer. tail -F also waits for
 # files that do not exist yet; its errors about them are dropped. It ends with this script (--pid), and looks for new
 # lines at least once a second. sed -u passes each line on at once.
 FOLLOW = f"""\
@@ -323,7 +323,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
         # The job's script runs before the first and after the last ddprun.
         state: State = "stopping" if folded.outcome else "starting"
         return folded if folded.alive else status(state=state, message=message)
-    if job.state == "unknown":
+    if job.state == "unknown":  # a word of a newer Slurm: the job may go on, whatever a first outcome says
         return status(state="unknown", message=message)
     began = any(report.state for report in reports)
     has_logs = began or starts_file(run_dir) in answers.files

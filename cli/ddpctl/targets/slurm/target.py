@@ -296,7 +296,9 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job."""
+        """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL also cancels a
+        job of its own, but no allocation.
+        """
         if not job_of(run):  # sbatch has refused it, or its reply was lost
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.stop_s + STOP_MARGIN_S
