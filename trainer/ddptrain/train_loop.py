@@ -1,8 +1,7 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
 """The training loop `train`, a training step, the evaluation, and the diagnosis of a step that was not finite.
 
-A training step does not wait for the device, except in fp16, where the scaler asks for overflows. Shapes: B batch, K
-classes.
+On a GPU, a training step with a fused optimizer does not wait for the device. Shapes: B batch, K classes.
 """
 
 import contextlib
@@ -218,7 +217,7 @@ def compute_gradients(
         with contextlib.nullcontext() if ddp is None or is_last else ddp.no_sync():
             part_loss = local_loss(state, model, part, weight)
             phases.mark("forward")
-            # The guard sees only gradients. Those of a NaN loss may be finite (a max drops NaN), so they become NaN.
+            # Only gradients are summed over the ranks, so a loss that is not finite on one rank reaches all as a NaN.
             scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
             (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
             phases.mark("backward")
@@ -310,7 +309,7 @@ def evaluate(state: TrainingState) -> Evaluation:
     """
     model, world, num_samples = state.model if state.ema is None else state.ema.model, state.world, len(state.data.test)
     _broadcast_buffers(model, world)
-    was_training = model.training  # the model of an EMA is never in training mode
+    was_training = model.training
     model.eval()
     # float64, because float32 counts only up to 2^24.
     totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct predictions, predictions, their loss
@@ -372,7 +371,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     """Repeat the failed step, and return the error with the ranks that failed. Every rank must call this."""
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
-    # The loss first: where it is not finite, the gradient is not either, and says nothing more.
+    # The loss first: where it is not finite, the gradient says nothing more.
     cause = "loss" if not math.isfinite(mine.loss) else "gradient" if mine.gradient_finite is False else None
     if cause is not None:
         metrics.count(catalogue.NONFINITE, "grad" if cause == "gradient" else cause)

@@ -60,7 +60,6 @@ PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, to which node 0 
 STEPS_BEFORE: Final = "DDP_STEPS_BEFORE"  # the highest step of all earlier attempts; unset: none
 LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds lost per cause since the last training: rendezvous=0.4,restart=1.2,
 AT: Final = "at"  # and the time.monotonic() up to which they count: at=81234.5
-
 SPENT_BEFORE: Final = "DDP_SPENT_BEFORE"  # the rank's seconds in all earlier starts: productive=81.2,startup=1.5
 
 # prometheus_client's own: where a process keeps the files that ddprun collects.

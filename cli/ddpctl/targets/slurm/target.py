@@ -296,8 +296,9 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL also cancels a
-        job of its own, but no allocation.
+        """Cancel a waiting job. Signal a running job's script, which signals the ranks. KILL cancels any job of ddpctl.
+
+        An allocation that the user has made is never cancelled.
         """
         if not job_of(run):  # sbatch has refused it, or its reply was lost
             return True
