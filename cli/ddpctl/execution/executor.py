@@ -65,6 +65,8 @@ class Executor:
         # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
         # the main thread. And for PR_SET_PDEATHSIG, the parent of a child is the thread that has forked it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start")
+        # It starts now: a thread whose start a Ctrl-C interrupts is unknown to Python, which waits for it at the end.
+        self._starter.submit(bool)
 
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
         """Run the commands of a verb, and return its result.
@@ -156,13 +158,14 @@ class Executor:
         display = Display([command.transfer for command in commands if command.transfer])
         numbers, before = count(), frozenset(self._children)
         pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
-        futures = [
-            pool.submit(self._move, command, command.transfer, display, next(numbers))
-            if command.transfer
-            else pool.submit(self._run, command, None)
-            for command in commands
-        ]
         try:
+            # Here, because a Ctrl-C may interrupt the start of a thread: only the pool's shutdown ends such a thread.
+            futures = [
+                pool.submit(self._move, command, command.transfer, display, next(numbers))
+                if command.transfer
+                else pool.submit(self._run, command, None)
+                for command in commands
+            ]
             while True:
                 try:
                     return tuple(future.result() for future in futures)

@@ -154,6 +154,27 @@ def test_no_child_is_forked_in_the_main_thread(mode: str) -> None:
     assert threads[0] is not threading.main_thread()
 
 
+def test_ctrl_c_while_a_thread_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python does not know such a thread, and would wait for it at the end of ddpctl, for ever."""
+    threads: list[threading.Thread] = []
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        begin(thread)
+        threads.append(thread)
+        raise KeyboardInterrupt
+
+    machine = Executor(os.environ)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert machine.perform(once(python(""))).returncode == 0
+    assert threads == [], "what starts children has its thread from the beginning"
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        machine.perform(all_of(python(""), python("")))
+    threads[0].join(10)
+    assert not threads[0].is_alive()
+    del interrupt  # its traceback has kept the pool, as ddpctl does until its end
+
+
 @pytest.mark.parametrize("mode", ["capture", "background"])
 def test_ctrl_c_in_the_terminal_reaches_only_ddpctl(mode: str, tmp_path: Path) -> None:
     """A command has a session of its own."""
